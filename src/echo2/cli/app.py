@@ -1,0 +1,51 @@
+"""The command tree. Commands import what they run inside their functions, so that ``--help`` loads no torch.
+
+echo2 train · coordinator · learner · worker      run
+echo2 status · stop                               look at and end a run
+echo2 eval · task · export · snapshot             use a task, a model, a snapshot
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from echo2.cli import evaluate, export, people, programs, snapshot, task, train
+
+app = typer.Typer(
+    name="echo2",
+    help="Reinforcement-learning post-training of language models with one learner and distant rollout workers.",
+    no_args_is_help=False,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+app.command("train")(train.train)
+app.command("coordinator")(programs.coordinator)
+app.command("learner")(programs.learner)
+app.command("worker")(programs.worker)
+app.command("status")(people.status)
+app.command("stop")(people.stop)
+app.command("eval")(evaluate.evaluate)
+app.command("export")(export.export)
+app.add_typer(task.app, name="task")
+app.add_typer(snapshot.app, name="snapshot")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("echo2"))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; ECHO2_DEBUG=1 does the same.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Reinforcement-learning post-training of language models with one learner and distant rollout workers."""

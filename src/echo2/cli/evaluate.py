@@ -1,0 +1,180 @@
+"""``echo2 eval``: the task's own metric of a model, on held-out prompts, without a run."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from echo2.cli.output import JsonFlag, SetOption, note, print_json
+
+if TYPE_CHECKING:
+    from echo2.config.root import Config
+    from echo2.data.chat import ChatFormat
+    from echo2.data.task import Task
+    from echo2.rollout.engine import Engine
+    from echo2.types import Prompt
+
+NORMAL_95 = 1.959964
+"""Half width of a 95 % interval in standard errors."""
+TOGETHER = 16
+"""Prompts given to the engine at the same time."""
+
+
+class Scores(msgspec.Struct):
+    rewards: dict[str, list[float]] = {}
+    """Rewards of the finished replies of each prompt."""
+    statuses: dict[str, int] = {}
+    failed: int = 0
+    """Replies that could not be had or scored; not zeros."""
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Configuration file or run folder.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="PATH", help="Model directory or hub id; the run's model by default."),
+    ] = None,
+    overrides: SetOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Score a model on held-out prompts: mean reward, count and a 95 % interval over prompts."""
+    from echo2.cli.inputs import checked_config
+
+    chosen = list(overrides or []) + ([f"model.path={model}"] if model else [])
+    config = checked_config(run, chosen)
+    with tempfile.TemporaryDirectory(prefix="echo2-eval-") as folder:
+        scores = asyncio.run(_score(config, Path(folder)))
+    facts = {"model": config.model.path, "tasks": [task.name for task in config.tasks], **summarise(scores)}
+    print_json(facts) if as_json else print(_text(facts))
+
+
+def summarise(scores: Scores) -> dict[str, Any]:
+    """Mean over prompts of the mean over a prompt's replies, with the interval that the spread over prompts gives."""
+    means = [sum(rewards) / len(rewards) for rewards in scores.rewards.values()]
+    mean = sum(means) / len(means) if means else None
+    return {
+        "reward_mean": mean,
+        "reward_ci95": interval(means),
+        "prompts": len(means),
+        "replies": sum(len(rewards) for rewards in scores.rewards.values()),
+        "failed": scores.failed,
+        "statuses": dict(sorted(scores.statuses.items())),
+    }
+
+
+def interval(means: Sequence[float]) -> tuple[float, float] | None:
+    """Normal 95 % interval of the mean; None below two values, which have no spread to judge by."""
+    count = len(means)
+    if count < 2:
+        return None
+    mean = sum(means) / count
+    variance = sum((value - mean) ** 2 for value in means) / (count - 1)
+    half = NORMAL_95 * (variance / count) ** 0.5
+    return mean - half, mean + half
+
+
+async def _score(config: Config, folder: Path) -> Scores:
+    """Install the model as version 0 of nothing and let the production episode code talk to it."""
+    from echo2.data.cursor import PromptCursor
+    from echo2.data.registry import load_task
+
+    tasks = [(load_task(section), section.weight) for section in config.tasks]
+    by_name = {task.name: task for task, _ in tasks}
+    prompts = PromptCursor(tasks, config.run.seed).eval_prompts(config.eval.prompts)
+    engine, chat = await _engine(config, folder)
+    scores = Scores()
+    try:
+        for start in range(0, len(prompts), TOGETHER):
+            async with asyncio.TaskGroup() as group:
+                for number, prompt in enumerate(prompts[start : start + TOGETHER], start):
+                    task = by_name[prompt.task]
+                    group.create_task(_score_prompt(config, engine, chat, task, number, prompt, scores))
+            note(f"{min(start + TOGETHER, len(prompts))} of {len(prompts)} prompts scored")
+    finally:
+        await engine.close()
+    return scores
+
+
+async def _engine(config: Config, folder: Path) -> tuple[Engine, ChatFormat]:
+    """The run's engine and chat format, with the model installed."""
+    from echo2.broadcast.pack import pack_directory
+    from echo2.data.chat import ByteChat
+    from echo2.rollout.engines import build_engine
+    from echo2.types import Policy
+
+    policy = Policy(0, 0)
+    scripted = config.rollout.engine == "scripted"
+    model_dir: Path | None = None
+    chat: ChatFormat = ByteChat()
+    if not scripted:
+        from echo2.data.template_chat import TemplateChat
+        from echo2.learning.pretrained import resolve_model
+
+        model_dir = await asyncio.to_thread(resolve_model, config.model, folder, seed=config.run.seed)
+        chat = await asyncio.to_thread(TemplateChat, model_dir)
+        manifest = await asyncio.to_thread(pack_directory, model_dir, folder / "snapshot", policy=policy)
+        dtype = manifest.dtype
+    else:
+        dtype = config.model.snapshot_dtype
+    engine = build_engine(
+        config.rollout.engine, model_dir, device=config.workers.device, threads=config.learning.threads, dtype=dtype
+    )
+    await engine.prefetch(policy, folder / "snapshot")
+    await engine.activate(policy)
+    return engine, chat
+
+
+async def _score_prompt(
+    config: Config, engine: Engine, chat: ChatFormat, task: Task, number: int, prompt: Prompt, scores: Scores
+) -> None:
+    """One prompt's replies into ``scores``, by the code that workers run."""
+    from echo2.rollout.episode import run_group
+    from echo2.shell import SystemClock
+    from echo2.transport.messages import LeaseGrant
+    from echo2.types import Policy, Sampling, Trajectory
+
+    rollout = config.rollout
+    sampling = Sampling(
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        max_new_tokens=rollout.max_new_tokens,
+        seed=config.run.seed + number,
+        stop_token_ids=chat.stop_token_ids,
+    )
+    lease = LeaseGrant(
+        lease_id=f"eval-{number}",
+        group_id=number,
+        attempt=0,
+        prompt=prompt,
+        indices=tuple(range(config.eval.samples)),
+        sampling=sampling,
+        policy=Policy(0, 0),
+        timeout_s=rollout.episode_timeout_s,
+        purpose="eval",
+    )
+    for row in await run_group(engine, task, chat, lease, rollout.thinking, SystemClock()):
+        if row.status.is_failure:
+            scores.failed += 1
+            continue
+        record = msgspec.msgpack.decode(row.record, type=Trajectory)
+        scores.rewards.setdefault(prompt.prompt_id, []).append(record.reward)
+        status = str(record.omega.get("status", "scored"))
+        scores.statuses[status] = scores.statuses.get(status, 0) + 1
+
+
+def _text(facts: dict[str, Any]) -> str:
+    mean, bounds = facts["reward_mean"], facts["reward_ci95"]
+    if mean is None:
+        return f"{facts['model']}: no reply could be scored, {facts['failed']} failed"
+    spread = f" (95 % interval {bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
+    counts = ", ".join(f"{name} {count}" for name, count in facts["statuses"].items())
+    return (
+        f"{facts['model']}: mean reward {mean:.3f}{spread} over {facts['prompts']} held-out prompts, "
+        f"{facts['replies']} replies ({counts}), {facts['failed']} failed"
+    )

@@ -1,0 +1,96 @@
+"""``echo2 export``: a version of a run as a Hugging Face model directory."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from echo2.cli.output import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from echo2.broadcast.manifest import Manifest
+    from echo2.types import Policy
+
+_VERSION = re.compile(r"(?:(\d{1,15})\.)?(\d{1,15})")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or the run's configuration file.")],
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Model directory to make.")],
+    version: Annotated[
+        str | None,
+        typer.Option("--version", metavar="v", help="Version, or incarnation.version; the newest by default."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a kept version of a run as a model directory that transformers loads."""
+    from echo2.broadcast.pack import verify_directory
+    from echo2.cli.inputs import run_folder
+    from echo2.errors import UserError
+    from echo2.transport.partial import folder_name
+
+    folder = run_folder(run)
+    snapshots = folder.root / "snapshots"
+    policy = _chosen(_kept(snapshots), version, snapshots)
+    if out.exists():
+        raise UserError(f"the output directory must not exist yet, got {out}; name another one or remove it")
+    source = snapshots / folder_name(policy)
+    manifest = verify_directory(source)
+    _write(source, folder.root / "assets", manifest, out)
+    facts = {"folder": out, "policy": str(policy), "dtype": manifest.dtype, "decoded_root": manifest.decoded_root}
+    print_json(facts) if as_json else print(f"version {policy} of {folder.root} is in {out}")
+
+
+def _kept(snapshots: Path) -> list[Policy]:
+    """Published versions on the coordinator's shelf, oldest first."""
+    from echo2.transport.partial import MANIFEST_NAME
+    from echo2.types import Policy
+
+    found = []
+    for manifest in snapshots.glob(f"*/{MANIFEST_NAME}"):
+        match = _VERSION.fullmatch(manifest.parent.name)
+        if match and match[1]:
+            found.append(Policy(int(match[1]), int(match[2])))
+    return sorted(found)
+
+
+def _chosen(kept: list[Policy], version: str | None, snapshots: Path) -> Policy:
+    """The newest, the one asked for, or of several incarnations' the newest that has this version. Raises UserError."""
+    from echo2.errors import UserError
+
+    if not kept:
+        raise UserError(f"a run must have published a version before it can be exported, and {snapshots} holds none")
+    if version is None:
+        return kept[-1]
+    match = _VERSION.fullmatch(version)
+    if not match:
+        raise UserError(f"--version must be a version such as 4, or incarnation.version such as 0.4, got {version}")
+    fitting = [p for p in kept if p.version == int(match[2]) and (not match[1] or p.incarnation == int(match[1]))]
+    if not fitting:
+        raise UserError(f"version {version} is not kept; kept are {', '.join(str(p) for p in kept)}")
+    return fitting[-1]
+
+
+def _write(source: Path, assets: Path, manifest: Manifest, out: Path) -> None:
+    """A snapshot's object is an ordinary safetensors file; only the configuration's element type is adapted."""
+    from echo2.durable import publish_folder, room_for
+    from echo2.transport.partial import OBJECT_NAME
+
+    aside = out.with_name(out.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    with room_for(aside):
+        aside.mkdir(parents=True)
+        for path in sorted(assets.iterdir()) if assets.is_dir() else []:
+            shutil.copyfile(path, aside / path.name)
+        shutil.copyfile(source / OBJECT_NAME, aside / OBJECT_NAME)
+        config = aside / "config.json"
+        if config.is_file():
+            keys = json.loads(config.read_bytes())
+            keys.pop("torch_dtype", None)
+            config.write_text(json.dumps({**keys, "dtype": manifest.dtype}, indent=2, sort_keys=True) + "\n")
+    publish_folder(aside, out)

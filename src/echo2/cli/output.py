@@ -1,0 +1,45 @@
+"""What commands print.
+
+Invariant: with ``--json`` standard output is one JSON object and nothing else; people read standard error then.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+JsonFlag = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, e.g. learning.lr=1e-6; repeatable."),
+]
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One line of strict JSON: a number that JSON cannot write becomes null."""
+    print(json.dumps(_strict(value), ensure_ascii=False, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """A line for people that must not disturb standard output."""
+    print(text, file=sys.stderr)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_strict(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return str(value) if isinstance(value, str) else value
+    return str(value) if isinstance(value, Path) else repr(value)

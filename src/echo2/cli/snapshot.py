@@ -1,0 +1,65 @@
+"""``echo2 snapshot pack | verify``: the snapshot format on files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from echo2.cli.output import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from echo2.broadcast.manifest import Manifest
+
+app = typer.Typer(help="Make and check snapshots.", no_args_is_help=False)
+
+
+@app.command("pack")
+def pack(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory with safetensors weights.")],
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="Snapshot folder to make.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a snapshot of a model directory."""
+    from echo2.broadcast.pack import pack_directory
+
+    _tell(pack_directory(source, out), out, as_json)
+
+
+@app.command("verify")
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="Snapshot folder.")], as_json: JsonFlag = False
+) -> None:
+    """Compare every byte of a snapshot with its manifest; exit code 1 when they differ."""
+    from echo2.broadcast.pack import verify_directory
+    from echo2.errors import IntegrityError
+
+    try:
+        manifest = verify_directory(folder)
+    except IntegrityError as error:
+        if as_json:
+            print_json({"ok": False, "folder": folder, "fault": str(error)})
+        raise
+    _tell(manifest, folder, as_json)
+
+
+def _tell(manifest: Manifest, folder: Path, as_json: bool) -> None:
+    facts: dict[str, Any] = {
+        "ok": True,
+        "folder": folder,
+        "run_id": manifest.run_id,
+        "policy": str(manifest.policy),
+        "kind": manifest.kind.value,
+        "dtype": manifest.dtype,
+        "tensors": len(manifest.tensors),
+        "tied": len(manifest.aliases),
+        "bytes": manifest.object_size,
+        "chunks": len(manifest.chunks),
+        "object_root": manifest.object_root,
+        "decoded_root": manifest.decoded_root,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        print("\n".join(f"{name:<13}{value}" for name, value in facts.items() if name != "ok"))

@@ -1,0 +1,174 @@
+"""``echo2 task list | show | check | score``: look at a task without a model or a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from echo2.cli.output import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from echo2.data.chat import ChatFormat
+    from echo2.data.task import Score, Split, Task
+
+app = typer.Typer(help="Look at a task's prompts, check it on its gold answers, score a reply.", no_args_is_help=False)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A registered task, or module:Class.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Option of the task, e.g. path=rows.jsonl; repeatable."),
+]
+SplitOption = Annotated[str, typer.Option("--split", help="train or eval.")]
+
+SHOWN_ROWS = 20
+_SPLITS: tuple[Split, ...] = ("train", "eval")
+
+
+@app.command("list")
+def list_tasks(as_json: JsonFlag = False) -> None:
+    """Registered tasks."""
+    from echo2.data.registry import task_names
+
+    if as_json:
+        print_json({"tasks": task_names()})
+    else:
+        print("\n".join(task_names()))
+
+
+@app.command("show")
+def show(
+    name: Name,
+    options: Options = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Prompts to show.")] = 3,
+    split: SplitOption = "train",
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="DIR", help="Model directory whose tokens and loss mask to show.")
+    ] = None,
+    thinking: Annotated[bool, typer.Option("--thinking", help="Render the template with thinking on.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show prompts as the model gets them, their gold replies and, with --model, tokens and loss mask."""
+    task, chosen = _task(name, options), _split(split)
+    chat = _chat(model)
+    shown = [_view(task, chat, chosen, index, thinking) for index in _indices(task, chosen, count)]
+    if as_json:
+        print_json({"task": name, "split": split, "size": task.size(chosen), "prompts": shown})
+    else:
+        print("\n\n".join(_text(view) for view in shown))
+
+
+@app.command("check")
+def check(
+    name: Name,
+    options: Options = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Prompts of each split to check.")] = 200,
+    as_json: JsonFlag = False,
+) -> None:
+    """Score the gold replies of a task's prompts; exit code 1 unless each gets full marks."""
+    from echo2.data import inspect
+
+    task = _task(name, options)
+    found = {split: inspect.check(task, count, split=split) for split in _SPLITS}
+    faults = [
+        f"{prompt_id}: the gold reply {reply!r} must get reward 1, got {_judged(score)}"
+        for checked in found.values()
+        for prompt_id, reply, score in checked.failures
+    ]
+    facts = {
+        "ok": not faults and any(checked.passed for checked in found.values()),
+        "task": name,
+        "checked": sum(checked.checked for checked in found.values()),
+        "without_gold": sum(checked.without_gold for checked in found.values()),
+        "excluded": [str(row) for row in getattr(task, "excluded", [])],
+        "faults": faults,
+    }
+    print_json(facts) if as_json else print(_verdict(facts))
+    if not facts["ok"]:
+        raise typer.Exit(1)
+
+
+@app.command("score")
+def score(
+    name: Name,
+    gold: Annotated[str, typer.Option("--gold", help="The right answer.")],
+    reply: Annotated[str, typer.Option("--reply", help="The reply to score.")],
+    options: Options = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Score one reply against a gold answer, as training and evaluation do."""
+    task = _task(name, options)
+    judged = task.score(task.prompt_for_gold(gold), reply)
+    print_json({"reward": judged.reward, "status": judged.status}) if as_json else print(
+        f"{judged.reward:g} {judged.status}"
+    )
+
+
+def _task(name: str, options: list[str] | None) -> Task:
+    from echo2.config.load import build_config
+    from echo2.data.registry import load_task
+
+    tables: dict[str, Any] = {"rollout": {"engine": "scripted"}, "tasks": [{"name": name}]}
+    config = build_config(tables, [f"tasks.0.options.{option}" for option in options or []])
+    return load_task(config.tasks[0])
+
+
+def _split(name: str) -> Split:
+    if name == "train":
+        return "train"
+    if name == "eval":
+        return "eval"
+    raise typer.BadParameter(f"--split must be train or eval, got {name}")
+
+
+def _indices(task: Task, split: Split, count: int) -> range:
+    size = task.size(split)
+    return range(count if size is None else min(count, size))
+
+
+def _chat(model: Path | None) -> ChatFormat | None:
+    if model is None:
+        return None
+    from echo2.data.template_chat import TemplateChat
+
+    return TemplateChat(model)
+
+
+def _view(task: Task, chat: ChatFormat | None, split: Split, index: int, thinking: bool) -> dict[str, Any]:
+    from echo2.data import inspect
+
+    prompt = task.prompt(split, index)
+    view: dict[str, Any] = {
+        "prompt_id": prompt.prompt_id,
+        "messages": [dict(message) for message in task.messages(prompt)],
+        "gold_reply": task.gold_reply(prompt),
+    }
+    if chat is not None:
+        rows = inspect.show(task, chat, index, split=split, thinking=thinking).tokens
+        view["tokens"] = [{"id": row.token_id, "text": row.text, "loss": row.sampled} for row in rows]
+    return view
+
+
+def _text(view: dict[str, Any]) -> str:
+    lines = [f"— {view['prompt_id']}"]
+    lines += [f"{message['role']}: {message['content']}" for message in view["messages"]]
+    if view["gold_reply"] is not None:
+        lines.append(f"gold: {view['gold_reply']}")
+    if "tokens" in view:
+        for loss, words in ((False, "no loss"), (True, "loss")):
+            texts = [repr(token["text"]) for token in view["tokens"] if token["loss"] is loss]
+            lines.append(f"{len(texts)} tokens, {words}: {' '.join(texts)}")
+    return "\n".join(lines)
+
+
+def _judged(score: Score | str) -> str:
+    return score if isinstance(score, str) else f"{score.reward:g} ({score.status})"
+
+
+def _verdict(facts: dict[str, Any]) -> str:
+    head = f"{facts['task']}: {facts['checked']} gold replies checked, {len(facts['faults'])} faults"
+    if facts["without_gold"]:
+        head += f", {facts['without_gold']} prompts have none"
+    rows = [*facts["faults"], *(f"left out: {row}" for row in facts["excluded"])]
+    return "\n".join([head, *rows[:SHOWN_ROWS]])

@@ -1,0 +1,1 @@
+"""Configuration of a run: sections, the whole, loading and rendering."""

@@ -1,0 +1,135 @@
+"""Relations between keys, checked in one place, before any network, file or device is touched.
+
+Invariant: a fault names every key it involves, puts the numbers into the relation that fails and gives the nearest
+values that satisfy it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from echo2.config.root import Config
+
+SMALLEST_ECHO2_BUDGET = 3
+"""2 <= kappa <= S - 1 leaves no kappa below S = 3."""
+
+
+class Fault(NamedTuple):
+    keys: tuple[str, ...]
+    """Dotted keys whose values the sentence blames."""
+    sentence: str
+
+
+def infeasibilities(config: Config) -> list[Fault]:
+    """Every relation that ``config`` breaks; empty when it is feasible. Pure."""
+    return [fault for check in _CHECKS for fault in check(config)]
+
+
+def _groups(config: Config) -> Iterator[Fault]:
+    rows, group = config.rollout.rollouts_per_step, config.rollout.group_size
+    if rows % group:
+        below, above = rows - rows % group, rows - rows % group + group
+        nearest = f"{below} or {above}" if below else f"{above}"
+        yield Fault(
+            ("rollout.rollouts_per_step", "rollout.group_size"),
+            f"rollout.rollouts_per_step must be a multiple of rollout.group_size, because it counts trajectories "
+            f"(prompts x group_size), not prompts: got {rows} trajectories in groups of {group}; "
+            f"set rollout.rollouts_per_step to {nearest}",
+        )
+
+
+def _updates(config: Config) -> Iterator[Fault]:
+    rows, group = config.rollout.rollouts_per_step, config.rollout.group_size
+    updates = config.learning.updates_per_step
+    prompts = rows // group
+    if rows % group == 0 and prompts < updates:
+        yield Fault(
+            ("rollout.rollouts_per_step", "rollout.group_size", "learning.updates_per_step"),
+            f"learning.updates_per_step must be at most the prompts of a step, because each update takes whole groups: "
+            f"got {updates} updates with {rows} / {group} = {prompts} prompts; "
+            f"set learning.updates_per_step to {prompts} or rollout.rollouts_per_step to {updates * group}",
+        )
+
+
+def _staleness(config: Config) -> Iterator[Fault]:
+    """2 <= kappa <= S - 1 in mode echo2; versions count training steps, however many updates a step holds."""
+    if config.run.mode != "echo2":
+        return
+    budget, period = config.staleness.budget, config.staleness.publish_period
+    if budget < SMALLEST_ECHO2_BUDGET:
+        kappa = f" with kappa = {period}" if period else ""
+        yield Fault(
+            ("staleness.budget", "run.mode"),
+            f"staleness.budget (S) must be at least {SMALLEST_ECHO2_BUDGET} in mode echo2, because "
+            f"2 <= kappa <= S - 1 has no solution below it: got S = {budget}{kappa}; set staleness.budget to "
+            f'{SMALLEST_ECHO2_BUDGET}, or run.mode to "async" (S = 1) or "sync" (S = 0)',
+        )
+    elif period and not 2 <= period <= budget - 1:
+        nearest = min(max(period, 2), budget - 1)
+        advice = f"set staleness.publish_period to {nearest}"
+        if period >= budget:
+            advice += f" or staleness.budget to {period + 1}"
+        yield Fault(
+            ("staleness.publish_period", "staleness.budget", "run.mode"),
+            f"staleness.publish_period (kappa) must satisfy 2 <= kappa <= S - 1 in mode echo2: got kappa = {period} "
+            f"with S = {budget}, and 2 <= {period} <= {budget - 1} is false; {advice}",
+        )
+
+
+def _optimizer(config: Config) -> Iterator[Fault]:
+    betas = config.learning.betas
+    if not all(0 <= beta < 1 for beta in betas):
+        yield Fault(
+            ("learning.betas",),
+            f"learning.betas must be two numbers in [0, 1), got {list(betas)}; the usual pair is [0.9, 0.999]",
+        )
+
+
+def _tasks(config: Config) -> Iterator[Fault]:
+    if not config.tasks:
+        yield Fault(("tasks",), "tasks must name at least one task, got none; add a [[tasks]] table with a name")
+    counts = Counter(task.name for task in config.tasks)
+    for name, count in counts.items():
+        if count > 1:
+            yield Fault(
+                ("tasks",), f'every [[tasks]] name must be different, got "{name}" {count} times; merge them into one'
+            )
+
+
+def _times(config: Config) -> Iterator[Fault]:
+    part, rollout = config.coordinator, config.rollout
+    if part.dead_after_s <= part.heartbeat_s:
+        yield Fault(
+            ("coordinator.dead_after_s", "coordinator.heartbeat_s"),
+            f"coordinator.dead_after_s must be longer than coordinator.heartbeat_s, or every worker counts as gone "
+            f"between two heartbeats: got {part.dead_after_s:g} s with {part.heartbeat_s:g} s; "
+            f"set coordinator.dead_after_s to {10 * part.heartbeat_s:g} or more",
+        )
+    if rollout.episode_timeout_s > part.lease_max_s:
+        yield Fault(
+            ("rollout.episode_timeout_s", "coordinator.lease_max_s"),
+            f"rollout.episode_timeout_s must be at most coordinator.lease_max_s, the longest life of the lease it runs "
+            f"under: got {rollout.episode_timeout_s:g} s with {part.lease_max_s:g} s; "
+            f"set coordinator.lease_max_s to {rollout.episode_timeout_s:g} or more",
+        )
+
+
+def _prices(config: Config) -> Iterator[Fault]:
+    gamma = config.provisioning.gamma
+    if not math.isfinite(gamma):
+        yield Fault(("provisioning.gamma",), f"provisioning.gamma must be a finite number, got {gamma}; use 1.1")
+
+
+_CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
+    _groups,
+    _updates,
+    _staleness,
+    _optimizer,
+    _tasks,
+    _times,
+    _prices,
+)

@@ -1,0 +1,180 @@
+"""From a TOML file and overrides to a ``Config``, or to every fault at once.
+
+Invariant: either a feasible ``Config`` comes back or one ``ConfigError`` holds a sentence for each fault of the file,
+the overrides and the relations between keys; a value is never converted silently (text is no number, true is not 1).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from echo2.config.feasible import infeasibilities
+from echo2.config.override import apply_override, parse_overrides
+from echo2.config.places import missing_places, resolve_places
+from echo2.config.root import Config
+from echo2.config.schema import SECTIONS, TASKS, is_pair, unknown_key
+from echo2.config.sections import Section
+from echo2.errors import ConfigError
+
+MAX_FILE_BYTES = 1 << 20
+"""Far above any configuration; a model file given by mistake is refused before it is read."""
+
+
+def load_config(path: Path, overrides: Sequence[str] = (), *, check_places: bool = True) -> Config:
+    """Read ``path``, apply ``overrides``, check everything. Raises ConfigError with one sentence per fault.
+
+    ``check_places=False`` leaves out whether named files exist, for configurations written on another machine.
+    """
+    return build_config(_read(path), overrides, base=path.parent, check_places=check_places)
+
+
+def build_config(
+    data: Mapping[str, Any], overrides: Sequence[str] = (), *, base: Path | None = None, check_places: bool = True
+) -> Config:
+    """The same for tables that are already parsed; relative paths in them are relative to ``base``."""
+    tables = _copy(data)
+    resolve_places(tables, base or Path.cwd())
+    parsed, faults = parse_overrides(overrides)
+    faults += [fault for override in parsed if (fault := apply_override(tables, override))]
+    if any(override.path[0] in ("model", TASKS) for override in parsed):
+        resolve_places(tables, Path.cwd())
+    sections, blamed = _sections(tables, faults)
+    whole = Config.model_construct(**sections)
+    faults += [fault.sentence for fault in infeasibilities(whole) if not _touches(fault.keys, blamed)]
+    if check_places and TASKS not in blamed and "model.path" not in blamed:
+        faults += missing_places(whole)
+    if faults:
+        raise ConfigError(faults)
+    return Config(**sections)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"a configuration must be a TOML file below 1 MiB, and {path} is larger")
+        text = path.read_bytes().decode()
+        return tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} must be UTF-8 text, but {error.reason} at byte {error.start}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} must be valid TOML, but: {error}") from None
+    except FileNotFoundError:
+        raise ConfigError(f"the configuration {path} must exist, but there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"the configuration {path} must be a readable file, but: {error.strerror}") from None
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _touches(keys: tuple[str, ...], blamed: set[str]) -> bool:
+    """Whether a relation names a key that already has a fault of its own, so that its sentence would mislead."""
+    return not blamed.isdisjoint(keys)
+
+
+def _sections(tables: dict[str, Any], faults: list[str]) -> tuple[dict[str, Any], set[str]]:
+    """Validate section by section; add sentences to ``faults``, return the valid parts and the dotted keys blamed."""
+    sections: dict[str, Any] = {}
+    blamed: set[str] = set()
+    for name, value in tables.items():
+        if name not in SECTIONS:
+            faults.append(unknown_key("", name))
+        elif name == TASKS:
+            sections[name] = _tasks(value, faults, blamed)
+        elif not isinstance(value, dict):
+            faults.append(f"[{name}] must be a table of keys, got {_shown(value)}; write [{name}] on a line of its own")
+            blamed.update(f"{name}.{key}" for key in SECTIONS[name].model_fields)
+        else:
+            sections[name] = _section(name, name, value, faults, blamed)
+    for name, field in Config.model_fields.items():
+        sections.setdefault(name, field.default)
+    return sections, blamed
+
+
+def _tasks(value: Any, faults: list[str], blamed: set[str]) -> tuple[Section, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        faults.append(f"tasks must be an array of tables, got {_shown(value)}; write [[tasks]] with double brackets")
+        blamed.add(TASKS)
+        return ()
+    tasks = []
+    for index, item in enumerate(value):
+        before = len(faults)
+        task = _section(TASKS, f"{TASKS}.{index}", item, faults, blamed)
+        if len(faults) == before:
+            tasks.append(task)
+        else:
+            blamed.add(TASKS)
+    return tuple(tasks)
+
+
+def _section(section: str, label: str, table: dict[str, Any], faults: list[str], blamed: set[str]) -> Section:
+    model = SECTIONS[section]
+    known = {key: _toml(section, key, value) for key, value in table.items() if key in model.model_fields}
+    faults += [unknown_key(section, key) for key in table if key not in model.model_fields]
+    try:
+        return model.model_validate(known, strict=True)
+    except ValidationError as error:
+        for detail in error.errors():
+            key = str(detail["loc"][0])
+            if f"{label}.{key}" not in blamed:
+                faults.append(_sentence(f"{label}.{key}", known.get(key), detail))
+            blamed.add(f"{label}.{key}")
+            known.pop(key, None)
+    return model.model_construct(**known)
+
+
+def _toml(section: str, key: str, value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) and is_pair(section, key) else value
+
+
+def _sentence(key: str, value: Any, detail: ErrorDetails) -> str:
+    """What must hold and what was got, in plain words; pydantic's own only where ours have none."""
+    if detail["type"] == "missing" and len(detail["loc"]) == 1:
+        return f"{key} must be given"
+    context = detail.get("ctx", {})
+    number = isinstance(value, float) and value != value  # NaN is blamed as such, not for a bound it fails by accident
+    must = _MUST["finite_number"] if number else _MUST.get(detail["type"], "")
+    if detail["type"] == "literal_error":
+        must = f"be one of {context['expected'].replace(chr(39), chr(34))}"
+    if key == "run.name":
+        must = "be 1 to 64 letters, digits, dots, dashes or underscores, beginning with a letter or digit"
+    if not must:
+        return f"{key}: {detail['msg'][:1].lower()}{detail['msg'][1:]}, got {_shown(value)}"
+    return f"{key} must {must.format(**context)}, got {_shown(value)}"
+
+
+_MUST = {
+    "greater_than": "be more than {gt:g}",
+    "greater_than_equal": "be at least {ge:g}",
+    "less_than": "be less than {lt:g}",
+    "less_than_equal": "be at most {le:g}",
+    "int_type": "be a whole number",
+    "float_type": "be a number",
+    "bool_type": "be true or false",
+    "string_type": 'be text in quotes ("…")',
+    "dict_type": "be a table",
+    "tuple_type": "be an array",
+    "too_long": "be an array of {max_length}",
+    "missing": "be an array of 2",
+    "finite_number": "be a finite number",
+}
+
+
+def _shown(value: Any) -> str:
+    """The value as a TOML file would write it, shortened."""
+    if isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, str):
+        text = f'"{value}"'
+    else:
+        text = str(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 60 else text[:57] + "…"

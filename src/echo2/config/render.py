@@ -1,0 +1,63 @@
+"""The whole resolved configuration as TOML, and its digest.
+
+Invariant: loading a rendering gives the same ``Config`` back, and equal configurations have equal digests whatever the
+order of keys in the files they came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import tomlkit
+from tomlkit.items import Table
+
+from echo2.config.root import Config
+from echo2.config.schema import SECTIONS, TASKS
+from echo2.config.sections import Section
+
+
+def render_config(config: Config) -> str:
+    """Every key with its value, below its meaning as a comment."""
+    document = tomlkit.document()
+    for name in SECTIONS:
+        value = getattr(config, name)
+        if name == TASKS:
+            tables = tomlkit.aot()
+            for task in value:
+                tables.append(_table(task))
+            document.add(name, tables)
+        else:
+            document.add(name, _table(value))
+    return tomlkit.dumps(document)
+
+
+def _table(section: Section) -> Table:
+    table = tomlkit.table()
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if field.description:
+            for line in field.description.splitlines():
+                table.add(tomlkit.comment(line))
+        table.add(key, _item(value))
+    return table
+
+
+def _item(value: Any) -> Any:
+    if isinstance(value, dict):
+        inline = tomlkit.inline_table()
+        for key, item in value.items():
+            inline.append(key, _item(item))
+        return inline
+    if isinstance(value, list | tuple):
+        array = tomlkit.array()
+        array.extend(_item(item) for item in value)
+        return array
+    return tomlkit.item(value)
+
+
+def config_digest(config: Config) -> str:
+    """Hex SHA-256 of the canonical JSON of every key."""
+    text = json.dumps(config.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

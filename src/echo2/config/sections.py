@@ -1,0 +1,207 @@
+"""Every key a run can have, with its default and its meaning.
+
+Invariant: a key that is here is read somewhere, and a key that is not here is an error with the nearest known one.
+Docstrings beneath the fields are printed by ``echo2 train --print-config``. Units end names.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RunSection(Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
+    """Name of the run; its folder is `dir`/`name`."""
+    dir: str = "runs"
+    """Folder that holds run folders, relative to the working directory."""
+    seed: NonNegative = 0
+    """Seed of prompts, sampling and initial weights."""
+    steps: Positive = 100
+    """Training steps to run; a step holds `learning.updates_per_step` optimizer updates."""
+    mode: Literal["echo2", "sync", "async"] = "echo2"
+    """`echo2` uses `staleness`; `sync` generates, then trains (S = 0, kappa = 1); `async` is one step behind (S = 1,
+    kappa = 1)."""
+
+
+class ModelSection(Section):
+    path: str = ""
+    """A model directory, a hub id, `package:NAME` (a GGUF file inside an installed Python package) or `tiny:qwen3`
+    (a small model made on the spot). A relative directory is relative to the file it stands in."""
+    snapshot_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Element type of published snapshots and of the workers' weights."""
+    warm_start_steps: NonNegative = 0
+    """Supervised steps on the tasks' gold replies before version 0; for models that know nothing yet."""
+    warm_start_lr: PositiveFloat = 1e-3
+    """Learning rate of the warm start."""
+
+
+class TaskSection(Section):
+    name: str
+    """A registered task name or `module:Class`."""
+    weight: PositiveFloat = 1.0
+    """Share of prompts drawn from this task, relative to the others."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the task; a relative `path` is relative to the file it stands in."""
+
+
+class RolloutSection(Section):
+    rollouts_per_step: Positive = 64
+    """R: trajectories (not prompts) a training step consumes; a multiple of `group_size`."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """n: trajectories of one prompt; advantages are normalised inside the group, so at least 2."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; log-probs are taken at it."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus mass; below 1 the importance weight is approximate."""
+    max_new_tokens: Positive = 256
+    """Token limit of one reply; a reply cut there is an outcome and is scored."""
+    engine: Literal["transformers", "scripted"] = "transformers"
+    """What generates on the workers."""
+    concurrent_groups: Positive = 1
+    """Groups a worker generates at the same time."""
+    episode_timeout_s: PositiveFloat = 600.0
+    """Time after which an unfinished episode is reported as a timeout."""
+    thinking: bool = False
+    """Passed to chat templates that know `enable_thinking`."""
+
+
+class StalenessSection(Section):
+    budget: NonNegative = 3
+    """S: largest (learner version - trajectory version) in a batch; mode `echo2` needs at least 3."""
+    publish_period: NonNegative = 0
+    """kappa: training steps between published snapshots; 0 means S - 1."""
+
+
+class LearningSection(Section):
+    objective: Literal["grpo", "grpo_paper"] = "grpo"
+    """What a step maximises."""
+    lr: PositiveFloat = 1e-6
+    """AdamW learning rate."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW weight decay."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW moment decays."""
+    grad_clip: NonNegativeFloat = 1.0
+    """Largest gradient norm; 0 turns clipping off."""
+    updates_per_step: Positive = 2
+    """Optimizer updates per training step, over disjoint minibatches of whole groups."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """epsilon_low of the clipped ratio."""
+    clip_high: PositiveFloat = 0.2
+    """epsilon_high of the clipped ratio."""
+    truncation: PositiveFloat = 2.0
+    """C: largest importance weight between behaviour and proximal policy."""
+    kl_beta: NonNegativeFloat = 0.0
+    """Weight of KL(policy || initial policy); 0 skips the reference pass."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that KL per token."""
+    advantage_scale: Literal["population", "sample", "none"] = "population"
+    """Standard deviation that divides group advantages."""
+    advantage_eps: PositiveFloat = 1e-6
+    """Added to that standard deviation."""
+    overlong: Literal["train", "mask"] = "train"
+    """What a reply cut at the token limit contributes: trained on its reward, or no loss."""
+    micro_batch_tokens: Positive = 16384
+    """Padded tokens per forward and backward pass; lower it when memory runs out."""
+    logits_chunk_tokens: Positive = 1024
+    """Tokens whose full-vocabulary logits exist at one time."""
+    compute_dtype: Literal["bfloat16", "float32"] = "float32"
+    """Autocast type of forward and backward; weights and optimizer stay float32."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    threads: NonNegative = 0
+    """CPU threads of the learner; 0 leaves PyTorch's choice."""
+
+
+class BufferSection(Section):
+    order: Literal["oldest", "freshest"] = "oldest"
+    """Which admissible groups a batch takes first."""
+    drop_zero_variance: bool = False
+    """Refuse groups whose rewards are all equal (they carry no signal) as `no_signal`."""
+    max_zero_variance_drops: NonNegative = 64
+    """Most zero-variance groups refused per batch; further ones stay, so a solved task cannot stall the run."""
+
+
+class CheckpointSection(Section):
+    every_publishes: Positive = 1
+    """Checkpoint every so many publishes; above 1 a learner crash may roll published versions back and fork."""
+    keep: Positive = 2
+    """Complete checkpoints kept on disk."""
+
+
+class CoordinatorSection(Section):
+    host: str = "127.0.0.1"
+    """Address to listen on; beyond loopback TLS is on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port to listen on; 0 picks a free one and keeps it for the run."""
+    advertise: str = ""
+    """Host name or address written into the join string; empty means `host`."""
+    tls: Literal["auto", "on", "off"] = "auto"
+    """`auto`: on unless `host` is loopback."""
+    heartbeat_s: PositiveFloat = 2.0
+    """Time between heartbeats of a worker."""
+    dead_after_s: PositiveFloat = 120.0
+    """Silence after which a worker counts as gone and its leases are handed to others."""
+    lease_max_s: PositiveFloat = 3600.0
+    """Longest life of a lease, heartbeats or not."""
+    max_attempts: Positive = 3
+    """Attempts at a group whose workers failed, before it closes with what it has."""
+    stall_s: PositiveFloat = 600.0
+    """Time without any progress after which the watchdog names the starved loop and ends the run."""
+    max_submit_bytes: Positive = 64 * 1024 * 1024
+    """Largest submission of one group."""
+    join_token_ttl_s: PositiveFloat = 7 * 24 * 3600.0
+    """Life of a join token."""
+    join_token_uses: Positive = 1000
+    """Enrolments one join token allows."""
+
+
+class WorkersSection(Section):
+    local: NonNegative = 2
+    """Worker processes started on this machine by `echo2 train`."""
+    threads: NonNegative = 1
+    """CPU threads of each local worker; 0 leaves PyTorch's choice."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    usd_per_h: NonNegativeFloat = 0.0
+    """Price of one worker, rent and traffic."""
+    orphan_after_s: PositiveFloat = 1800.0
+    """A worker that has not heard from its coordinator for so long shuts itself down."""
+
+
+class ProvisioningSection(Section):
+    learner_usd_per_h: NonNegativeFloat = 0.0
+    """Price of the learner's machine."""
+    gamma: Annotated[float, Field(ge=1)] = 1.1
+    """Safety factor; T_bcast is taken when the share 1/gamma of active workers installed."""
+    budget_usd: NonNegativeFloat = 0.0
+    """The run ends when it has cost this much; 0 means no cap."""
+
+
+class EvalSection(Section):
+    every_steps: NonNegative = 0
+    """Score held-out prompts every so many steps; 0 never."""
+    prompts: Positive = 64
+    """Held-out prompts per evaluation."""
+    samples: Positive = 1
+    """Replies per held-out prompt."""
+
+
+class MetricsSection(Section):
+    tensorboard: bool = False
+    """Also write TensorBoard event files."""
+    wandb_project: str = ""
+    """Also log to this Weights & Biases project; empty means no."""
+    transcripts_per_step: NonNegative = 2
+    """Trajectories per step kept readable in `transcripts.jsonl` and in the report."""

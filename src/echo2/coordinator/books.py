@@ -1,0 +1,166 @@
+"""The coordinator's state, held in one place, and what of it must become durable.
+
+Invariant: whoever changes state here leaves the matching operations in ``drain()``. Nobody is answered before they are
+durable; the program sees to it.
+
+Pure: time enters as a number, identifiers come from a port, prompts from a pure cursor.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from echo2.data.cursor import PromptCursor
+
+from echo2.config.root import Config
+from echo2.coordinator.evaluation import Evaluation
+from echo2.coordinator.fleet import Fleet, RunningLease
+from echo2.coordinator.history import RunState
+from echo2.coordinator.operations import EvalPut, Loaded, Operation, RunPut
+from echo2.coordinator.publishing import Publishing
+from echo2.coordinator.scoreboard import Scoreboard
+from echo2.data.buffer import Buffer, BufferRules
+from echo2.ports import EventLog, Ids
+from echo2.provisioning import rates
+from echo2.transport.messages import AssetFile
+from echo2.types import Policy
+
+
+class Books:
+    """Everything the two desks decide from and write into."""
+
+    def __init__(
+        self, config: Config, loaded: Loaded, fresh_run_id: str, prompts: PromptCursor, ids: Ids, events: EventLog
+    ) -> None:
+        self.config = config
+        self.prompts = prompts
+        self.ids = ids
+        self.events = events
+        self.state = loaded.state or RunState(run_id=fresh_run_id)
+        self.assets: tuple[AssetFile, ...] = loaded.assets
+        self.buffer = Buffer(_rules(config), self.state.judge)
+        self.fleet = Fleet(config.coordinator.dead_after_s, config.coordinator.lease_max_s, config.workers.usd_per_h)
+        self.scoreboard = Scoreboard(config)
+        self.publishing = Publishing(config.provisioning.gamma)
+        self.evaluation: Evaluation | None = None
+        self.bill = rates.Ledger(settled_usd=self.state.cost_usd)
+        self.learner_waits = False
+        self.learner_attached = False
+        if self.state.steps_reported < config.run.steps:
+            self.state.finished = False  # Resumed with more steps than before.
+        self.stop_reason = "the run has ended" if self.state.finished else ""
+        self.draining = self.state.finished
+        self._elapsed_until: float | None = None
+        self._written = b""
+        self._operations: list[Operation] = []
+        self._restore(loaded)
+
+    def _restore(self, loaded: Loaded) -> None:
+        buffer, state = self.buffer, self.state
+        buffer.next_batch, buffer.next_group = state.next_batch, state.next_group
+        buffer.restore(loaded.groups, loaded.rows, state.next_batch)
+        buffer.batches = {batch.step: batch for batch in loaded.batches}
+        buffer.records_from = max(state.checkpoint_step, 0)
+        buffer.counts.update(loaded.counts)
+        buffer.generated = sum(loaded.counts.values())
+        buffer.refused_by.update(loaded.refused_by)
+        buffer.groups_dropped = state.groups_dropped
+
+    def resume_leases(self, now: float) -> None:
+        """After a restart: leases that ran go on, counted from now on this process's clock."""
+        for group in sorted(self.buffer.groups.values(), key=lambda g: g.group_id):
+            if group.leased:
+                lease = group.attempts[-1]
+                self.fleet.seen(lease.worker_id, lease.worker_id, now)
+                self.fleet.start(
+                    RunningLease(lease.lease_id, lease.worker_id, group.group_id, group.attempt, granted_s=now)
+                )
+
+    def drain(self) -> list[Operation]:
+        """What must become durable, in order; empty when nothing changed."""
+        state = self.state
+        state.next_batch, state.next_group = self.buffer.next_batch, self.buffer.next_group
+        state.groups_dropped = self.buffer.groups_dropped
+        operations: list[Operation] = [*self.buffer.drain_changes(), *self._operations]
+        self._operations = []
+        written = msgspec.msgpack.encode(state)
+        if written != self._written:
+            self._written = written
+            operations.append(RunPut(msgspec.msgpack.decode(written, type=RunState)))
+        return operations
+
+    # ---- time and money -----------------------------------------------------------------------------------------
+
+    def account(self, now: float) -> None:
+        """Bring elapsed time and cost up to ``now``."""
+        if self._elapsed_until is not None:
+            self.state.elapsed_s += now - self._elapsed_until
+        self._elapsed_until = now
+        self.state.cost_usd = self.bill.total_usd(now)
+
+    @property
+    def over_budget(self) -> bool:
+        cap = self.config.provisioning.budget_usd
+        return cap > 0 and self.state.cost_usd >= cap
+
+    def request_stop(self, reason: str) -> None:
+        """End the run in order: the learner stops after its current step, then workers drain."""
+        if not self.stop_reason:
+            self.stop_reason = reason or "stopped by the operator"
+            self.events.emit("stop_requested", reason=self.stop_reason)
+
+    # ---- shared by both desks -----------------------------------------------------------------------------------
+
+    def note_installs(self, now: float) -> None:
+        """A worker installed, came or went: the newest publish may be complete."""
+        done = self.publishing.installed([worker.installed for worker in self.fleet.active()], now)
+        if done is not None:
+            policy, seconds = done
+            self.scoreboard.t_bcast_s = seconds
+            self.events.emit("disseminated", policy=str(policy), t_bcast_s=seconds)
+
+    def finish_evaluation(self) -> None:
+        """Report the evaluation if it is over."""
+        evaluation = self.evaluation
+        if evaluation is None or not evaluation.is_over([worker.installed for worker in self.fleet.active()]):
+            return
+        self.evaluation = None
+        line = evaluation.line()
+        if line is not None:
+            self.scoreboard.evaluated(line.version, line.reward_mean)
+            self.record(EvalPut(line.step, msgspec.json.encode(line)))
+            self.events.emit("evaluated", version=line.version, reward=line.reward_mean, prompts=line.prompts)
+
+    def record(self, operation: Operation) -> None:
+        self._operations.append(operation)
+
+    def kept_policies(self) -> set[Policy]:
+        """Snapshots that an admissible trajectory or a running lease may still name, and the newest."""
+        leases = {self.buffer.groups[x.group_id].attempts[x.attempt - 1].policy for x in self.fleet.leases.values()}
+        oldest = self.buffer.oldest_admissible
+        return leases | {p for p in self.state.published if p.version >= oldest or p == self.state.current}
+
+    # ---- what people see ----------------------------------------------------------------------------------------
+
+    def phase(self) -> str:
+        if self.state.finished:
+            return "done"
+        if self.draining:
+            return "draining"
+        if not self.learner_attached:
+            return "waiting for a learner"
+        if self.state.current is None:
+            return "waiting for version 0"
+        if not self.fleet.active():
+            return "waiting for workers"
+        return "waiting for trajectories" if self.learner_waits else "training"
+
+
+def _rules(config: Config) -> BufferRules:
+    return BufferRules(
+        staleness_budget=config.staleness_budget,
+        groups_per_batch=config.prompts_per_step,
+        max_attempts=config.coordinator.max_attempts,
+        order=config.buffer.order,
+        drop_zero_variance=config.buffer.drop_zero_variance,
+        max_zero_variance_drops=config.buffer.max_zero_variance_drops,
+    )

@@ -1,0 +1,136 @@
+"""The workers, the leases they hold, and how long leases take.
+
+Invariant: a running lease belongs to exactly one known worker and ends exactly once: by a submission, by the worker
+giving it back, or by the coordinator's own monotonic clock. No decision compares clocks of different machines.
+
+Pure: time enters as a number.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+import msgspec
+
+from echo2.provisioning.rates import DeliveryRate
+from echo2.types import Policy
+
+OVERDUE_FACTOR = 3.0
+"""A lease older than so many medians no longer counts as work that will arrive (PROTOCOL §3)."""
+DURATIONS_KEPT = 64
+"""Ended leases over which the median is taken."""
+FIRST_OVERDUE_S = 60.0
+"""Age at which a lease is overdue while no lease has ended yet."""
+
+
+class RunningLease(msgspec.Struct):
+    lease_id: str
+    worker_id: str
+    group_id: int
+    attempt: int
+    granted_s: float
+    overdue: bool = False
+
+
+class WorkerRecord(msgspec.Struct):
+    worker_id: str
+    name: str
+    joined_s: float
+    last_seen_s: float
+    rate: DeliveryRate
+    usd_per_h: float
+    installed: Policy | None = None
+    active: bool = True
+    """a_i: heartbeats arrive."""
+    draining: bool = False
+    state: str = ""
+    rows_delivered: int = 0
+    spooled_groups: int = 0
+
+
+class Fleet:
+    """Workers by id and running leases by id, oldest lease first."""
+
+    def __init__(self, dead_after_s: float, lease_max_s: float, usd_per_h: float) -> None:
+        self.dead_after_s = dead_after_s
+        self.lease_max_s = lease_max_s
+        self.usd_per_h = usd_per_h
+        self.workers: dict[str, WorkerRecord] = {}
+        self.leases: dict[str, RunningLease] = {}
+        self._durations: deque[float] = deque(maxlen=DURATIONS_KEPT)
+        self._fresh: deque[RunningLease] = deque()
+        """Leases not overdue yet, oldest first; ended ones linger until they reach the front."""
+
+    def seen(self, worker_id: str, name: str, now: float) -> WorkerRecord:
+        """A request of this worker arrived."""
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            worker = WorkerRecord(worker_id, name, now, now, DeliveryRate(opened_s=now), self.usd_per_h)
+            self.workers[worker_id] = worker
+        worker.last_seen_s = now
+        worker.active = True
+        return worker
+
+    def active(self) -> list[WorkerRecord]:
+        return [worker for worker in self.workers.values() if worker.active]
+
+    def start(self, lease: RunningLease) -> None:
+        self.leases[lease.lease_id] = lease
+        self._fresh.append(lease)
+
+    def end(self, lease_id: str, now: float, delivered_rows: int | None) -> RunningLease | None:
+        """The lease ended; with rows it also counts for the median and the worker's rate."""
+        lease = self.leases.pop(lease_id, None)
+        if lease is not None and delivered_rows is not None:
+            self._durations.append(now - lease.granted_s)
+        return lease
+
+    def delivered(self, worker_id: str, rows: int, now: float) -> None:
+        worker = self.workers.get(worker_id)
+        if worker is not None and rows:
+            worker.rows_delivered += rows
+            worker.rate = worker.rate.delivered(now, rows)
+
+    def held(self, worker_id: str, seconds: float) -> None:
+        """The gate kept the worker waiting: that time says nothing about its rate."""
+        worker = self.workers.get(worker_id)
+        if worker is not None:
+            worker.rate = worker.rate.held(seconds)
+
+    def leases_of(self, worker_id: str) -> list[RunningLease]:
+        return [lease for lease in self.leases.values() if lease.worker_id == worker_id]
+
+    def overdue_after_s(self) -> float:
+        return OVERDUE_FACTOR * statistics.median(self._durations) if self._durations else FIRST_OVERDUE_S
+
+    def median_lease_s(self) -> float | None:
+        """T_gen as observed: the time to finish a group."""
+        return statistics.median(self._durations) if self._durations else None
+
+    def newly_overdue(self, now: float) -> list[RunningLease]:
+        limit, found = self.overdue_after_s(), []
+        while self._fresh and (self._fresh[0].lease_id not in self.leases or now - self._fresh[0].granted_s > limit):
+            lease = self._fresh.popleft()
+            if lease.lease_id in self.leases:
+                lease.overdue = True
+                found.append(lease)
+        return found
+
+    def next_overdue_s(self) -> float | None:
+        """When the oldest fresh lease becomes overdue; None without one."""
+        running = next((lease for lease in self._fresh if lease.lease_id in self.leases), None)
+        return None if running is None else running.granted_s + self.overdue_after_s()
+
+    def lost(self, now: float) -> tuple[list[WorkerRecord], list[RunningLease]]:
+        """Workers that just fell silent for too long, and leases that are lost with them or are too old."""
+        silent = [w for w in self.active() if now - w.last_seen_s > self.dead_after_s]
+        for worker in silent:
+            worker.active = False
+        gone = {w.worker_id for w in self.workers.values() if not w.active}
+        lost = [x for x in self.leases.values() if x.worker_id in gone or now - x.granted_s > self.lease_max_s]
+        return silent, lost
+
+    def pool_rate_per_s(self, now: float) -> float:
+        """Equation (4) over heartbeats."""
+        return sum(worker.rate.rate_per_s(now) for worker in self.active())

@@ -1,0 +1,72 @@
+"""Which policies exist, and where the run stands: the small durable part of the coordinator's state.
+
+Invariant (I2): versions never go back and never alias. A policy is judged by the surviving history: the versions
+published under the current incarnation, and those of older incarnations up to each fork.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from echo2.types import Policy, Verdict
+
+PUBLISHED_KEPT = 64
+"""Published policies remembered: far more than any staleness budget in use spans."""
+
+
+class RunState(msgspec.Struct):
+    """Everything the coordinator must remember beside groups, rows and batches; one small record, written often."""
+
+    run_id: str
+    incarnation: int = 0
+    steps_reported: int = 0
+    """Training steps whose report was taken; the learner's version as the coordinator knows it."""
+    epoch: int = 0
+    """Newest fencing epoch given to a learner."""
+    published: list[Policy] = []
+    """Of the surviving history, in order."""
+    checkpoint_step: int = -1
+    """Newest step whose checkpoint is acknowledged; -1 before the first."""
+    next_batch: int = 0
+    next_group: int = 0
+    cursor: int = 0
+    """Prompts drawn so far."""
+    elapsed_s: float = 0.0
+    cost_usd: float = 0.0
+    idle_s: float = 0.0
+    training_s: float = 0.0
+    unattributed: int = 0
+    groups_dropped: int = 0
+    initial_weights_hash: str = ""
+    finished: bool = False
+
+    @property
+    def current(self) -> Policy | None:
+        """Newest published policy."""
+        return self.published[-1] if self.published else None
+
+    @property
+    def learner_policy(self) -> Policy:
+        return Policy(self.incarnation, self.steps_reported)
+
+    def judge(self, policy: Policy) -> Verdict | None:
+        """None for a policy of the surviving history, else why a trajectory of it is refused."""
+        if policy in self.published:
+            return None
+        if self.published and policy.incarnation <= self.incarnation and policy.version < self.published[0].version:
+            return None  # Too long ago to be remembered; it is stale whatever it was.
+        return Verdict.ORPHANED if policy.incarnation < self.incarnation else Verdict.FUTURE
+
+    def publish(self, policy: Policy) -> None:
+        """Record a durable publish; publishing the current policy again changes nothing."""
+        if policy == self.current:
+            return
+        assert self.current is None or policy > self.current, f"{policy} published after {self.current}"
+        self.published = [*self.published, policy][-PUBLISHED_KEPT:]
+
+    def fork(self, step: int) -> None:
+        """Open a new incarnation at ``step``: later published versions are of a lost history."""
+        self.incarnation += 1
+        self.published = [policy for policy in self.published if policy.version <= step]
+        self.steps_reported = step
+        self.checkpoint_step = min(self.checkpoint_step, step)

@@ -1,0 +1,193 @@
+"""What the learner asks for: batches, and that its steps, checkpoints and snapshots count.
+
+Invariant: batch t is formed once, after step t - 1 was reported; a report counts once; a version becomes visible only
+after its checkpoint is durable.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from echo2.coordinator import seat
+from echo2.coordinator.books import Books
+from echo2.coordinator.evaluation import Evaluation
+from echo2.coordinator.operations import AssetsPut, MetricsDropped, MetricsPut
+from echo2.data.groups import Batch
+from echo2.errors import Refused
+from echo2.metrics import StepMetrics
+from echo2.transport.messages import Attach, Attached, ReportStep, StepAccepted
+from echo2.types import Policy
+
+
+class LearnerDesk:
+    def __init__(self, books: Books) -> None:
+        self.books = books
+        self._asked: tuple[int, float] = (-1, 0.0)
+        """(step, time) when the learner first asked for a batch that could not be formed yet."""
+        self._idle: tuple[int, float] = (-1, 0.0)
+        """(step, seconds) that the batch formed last kept the learner waiting."""
+
+    # ---- attaching ----------------------------------------------------------------------------------------------
+
+    def attach(self, attach: Attach, missing_assets: tuple[str, ...], now: float) -> Attached:
+        """Seat a learner; the one before it is fenced off. Raises Refused when histories do not match."""
+        books, state = self.books, self.books.state
+        if seat.check_attach(state, attach, books.buffer, books.config.checkpoint.every_publishes > 1):
+            state.fork(attach.step)
+            books.buffer.fork(attach.step)
+            books.record(MetricsDropped(attach.step))
+            books.events.emit("rollback", step=attach.step, incarnation=state.incarnation)
+        state.epoch += 1
+        state.initial_weights_hash = attach.initial_weights_hash
+        if attach.assets != books.assets:
+            books.assets = attach.assets
+            books.record(AssetsPut(attach.assets))
+        books.bill = books.bill.rent("learner", books.config.provisioning.learner_usd_per_h, now)
+        books.learner_attached = True
+        policy = Policy(state.incarnation, attach.step)
+        publish = (
+            policy not in state.published
+            and self._may_publish(policy)
+            and (state.current is None or policy.incarnation > state.current.incarnation or self._due(attach.step - 1))
+        )
+        if publish:
+            books.publishing.start(policy, now)
+        books.events.emit("learner_attached", epoch=state.epoch, step=attach.step)
+        return Attached(
+            epoch=state.epoch,
+            policy=policy,
+            missing_assets=missing_assets,
+            publish_needed=publish,
+            last_step_reported=state.steps_reported,
+            stop_after_step=books.config.run.steps,
+        )
+
+    def leave(self, now: float) -> None:
+        """The learner has finished and goes."""
+        self.books.learner_attached = False
+        self.books.learner_waits = False
+        self.books.bill = self.books.bill.release("learner", now)
+        self.books.events.emit("learner_left", step=self.books.state.steps_reported)
+
+    # ---- batches and steps --------------------------------------------------------------------------------------
+
+    def batch(self, epoch: int, step: int, now: float) -> Batch | str:
+        """Batch ``step``, formed now if it can be; else what it waits for. Raises Refused for any other step."""
+        books = self.books
+        seat.check_epoch(books.state, epoch)
+        formed = books.buffer.batches.get(step)
+        if formed is not None and step >= books.buffer.records_from:
+            return formed
+        if step != books.buffer.next_batch or step != books.state.steps_reported:
+            raise Refused(
+                f"batch {books.buffer.next_batch} is next after {books.state.steps_reported} reported steps, got {step}"
+            )
+        if books.stop_reason or step >= books.config.run.steps:
+            return "the run is ending"
+        if self._asked[0] != step:
+            self._asked = (step, now)
+        formed = books.buffer.form_batch()
+        if formed is None:
+            return self.lacking()
+        self._idle = (step, now - self._asked[1])
+        books.events.emit("batch", step=step, digest=formed.digest, rows=len(formed.rows))
+        return formed
+
+    def lacking(self) -> str:
+        """What the next batch waits for, as a sentence."""
+        buffer = self.books.buffer
+        return (
+            f"batch {buffer.next_batch} has {len(buffer.ready_groups())} of {self.books.config.prompts_per_step} "
+            f"groups, {len(self.books.fleet.leases)} are leased, {len(self.books.fleet.active())} workers are active"
+        )
+
+    def report(self, report: ReportStep, now: float, wall_time: float) -> tuple[StepAccepted, StepMetrics | None]:
+        """Step t is trained. The line is None for a repeated report, which changes nothing."""
+        books, state = self.books, self.books.state
+        seat.check_epoch(state, report.epoch)
+        if report.step > state.steps_reported or report.step not in books.buffer.batches:
+            raise Refused(f"step {state.steps_reported} is next to be reported, got {report.step}")
+        line = self._count(report, now, wall_time) if report.step == state.steps_reported else None
+        policy = Policy(state.incarnation, report.step + 1)
+        publish = self._due(report.step) and self._may_publish(policy)
+        if publish and policy not in state.published:
+            books.publishing.start(policy, now)
+        stop = report.step + 1 >= books.config.run.steps or bool(books.stop_reason)
+        return StepAccepted(policy=policy, publish=publish, stop=stop), line
+
+    def _count(self, report: ReportStep, now: float, wall_time: float) -> StepMetrics:
+        books, state = self.books, self.books.state
+        idle_s = self._idle[1] if self._idle[0] == report.step else 0.0
+        books.buffer.report_step(report.step)
+        state.steps_reported += 1
+        state.idle_s += idle_s
+        state.training_s += report.t_train_s
+        books.scoreboard.trained(report.t_train_s)
+        books.account(now)
+        line = books.scoreboard.line(
+            step=report.step,
+            state=state,
+            buffer=books.buffer,
+            idle_s=idle_s,
+            t_train_s=report.t_train_s,
+            learner={name: value for name, value in report.stats.items() if math.isfinite(value)},
+            wall_time=wall_time,
+            mu_pool_per_s=books.fleet.pool_rate_per_s(now),
+            workers_active=len(books.fleet.active()),
+            usd_per_h=books.bill.usd_per_h,
+        )
+        books.record(MetricsPut(report.step, msgspec.json.encode(line)))
+        books.events.emit("step", step=report.step, reward=line.reward_mean, staleness_max=line.staleness_max)
+        if books.over_budget:
+            books.request_stop(f"the budget of {books.config.provisioning.budget_usd:g} USD is spent")
+        self._evaluate_when_due(report.step)
+        return line
+
+    def _evaluate_when_due(self, step: int) -> None:
+        books, plan = self.books, self.books.config.eval
+        if plan.every_steps and (step + 1) % plan.every_steps == 0 and books.evaluation is None:
+            books.evaluation = Evaluation(step, books.prompts.eval_prompts(plan.prompts), plan.samples)
+
+    # ---- checkpoints and snapshots ------------------------------------------------------------------------------
+
+    def ack_checkpoint(self, epoch: int, step: int) -> None:
+        """A checkpoint of ``step`` steps is durable."""
+        state = self.books.state
+        seat.check_epoch(state, epoch)
+        if step > state.steps_reported:
+            raise Refused(f"{state.steps_reported} steps are reported, a checkpoint of {step} is acknowledged")
+        state.checkpoint_step = max(state.checkpoint_step, step)
+        self.books.buffer.release_records(state.checkpoint_step)
+        self.books.events.emit("checkpoint", step=step)
+
+    def check_publish(self, epoch: int, policy: Policy) -> None:
+        """Raises Refused unless ``policy`` may become visible now."""
+        state = self.books.state
+        seat.check_epoch(state, epoch)
+        if policy.incarnation != state.incarnation or policy.version > state.steps_reported:
+            raise Refused(f"policy {policy} is not of this history, which stands at {state.learner_policy}")
+        if self.books.config.checkpoint.every_publishes == 1 and policy.version > state.checkpoint_step:
+            raise Refused(f"policy {policy} must be checkpointed before it is published")
+        if not self._may_publish(policy):
+            raise Refused(f"policy {policy} is older than published {state.current}")
+
+    def published(self, policy: Policy, size: int, now: float) -> None:
+        """The snapshot of ``policy`` is durable and signed."""
+        books = self.books
+        books.state.publish(policy)
+        books.scoreboard.snapshot_bytes = size
+        books.publishing.visible(policy, now)
+        books.events.emit("published", policy=str(policy), bytes=size)
+        if books.evaluation is not None and books.evaluation.policy is None:
+            books.evaluation.policy = policy
+
+    def _due(self, step: int) -> bool:
+        config = self.books.config
+        return seat.publish_due(step, config.publish_period, config.run.steps, bool(self.books.stop_reason))
+
+    def _may_publish(self, policy: Policy) -> bool:
+        """Versions never go back."""
+        current = self.books.state.current
+        return current is None or policy >= current

@@ -1,0 +1,164 @@
+"""Measured times and rewards, and the metrics line made from them.
+
+Invariant (I3): a line takes all its counts from the buffer at one moment, so they add up in every line.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from echo2.config.root import Config
+from echo2.coordinator.history import RunState
+from echo2.data.buffer import Buffer
+from echo2.data.groups import Row
+from echo2.metrics import StepMetrics
+from echo2.provisioning import capacity
+from echo2.types import RowState
+
+STEPS_IN_MEDIAN = 5
+"""T_train is the median of so many steps (paper §5.1)."""
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """What was measured so far; None until it was."""
+
+    t_train_s: float | None
+    t_bcast_s: float | None
+    mu_pool_per_s: float
+
+
+class Scoreboard:
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._train_times: deque[float] = deque(maxlen=STEPS_IN_MEDIAN)
+        self._judged: list[tuple[str, float]] = []
+        """(task, reward) of rows judged since the last line."""
+        self.t_bcast_s: float | None = None
+        self.snapshot_bytes = 0
+        self._eval: tuple[int, float] | None = None
+
+    def judged(self, task: str, rewards: Sequence[float]) -> None:
+        self._judged.extend((task, reward) for reward in rewards)
+
+    def evaluated(self, version: int, reward: float) -> None:
+        self._eval = (version, reward)
+
+    def trained(self, t_train_s: float) -> None:
+        self._train_times.append(t_train_s)
+
+    @property
+    def t_train_s(self) -> float | None:
+        return statistics.median(self._train_times) if self._train_times else None
+
+    def bound_tight(self) -> float | None:
+        """Equation (12) at the measured times."""
+        if not self.t_train_s or self.t_bcast_s is None:
+            return None
+        return capacity.staleness_bound_tight(
+            t_train_s=self.t_train_s, t_bcast_s=self.t_bcast_s, publish_period=self.config.publish_period
+        )
+
+    def _bound(self, mu_pool_per_s: float) -> float | None:
+        if not self.t_train_s or self.t_bcast_s is None or mu_pool_per_s <= 0:
+            return None
+        return capacity.staleness_bound(
+            t_train_s=self.t_train_s,
+            t_bcast_s=self.t_bcast_s,
+            publish_period=self.config.publish_period,
+            rollouts_per_step=self.config.rollout.rollouts_per_step,
+            mu_pool_per_s=mu_pool_per_s,
+        )
+
+    def _mu_min(self) -> float | None:
+        if not self.t_train_s or self.t_bcast_s is None:
+            return None
+        try:
+            return capacity.mu_min(
+                t_train_s=self.t_train_s,
+                t_bcast_s=self.t_bcast_s,
+                publish_period=self.config.publish_period,
+                rollouts_per_step=self.config.rollout.rollouts_per_step,
+            )
+        except capacity.Infeasible:
+            return None
+
+    def line(
+        self,
+        *,
+        step: int,
+        state: RunState,
+        buffer: Buffer,
+        idle_s: float,
+        t_train_s: float,
+        learner: Mapping[str, float],
+        wall_time: float,
+        mu_pool_per_s: float,
+        workers_active: int,
+        usd_per_h: float,
+    ) -> StepMetrics:
+        """The line of a step just reported; starts the next one."""
+        rows = buffer.batch_rows(buffer.batches[step])
+        task_of = {row.group_id: buffer.groups[row.group_id].prompt.task for row in rows}
+        of_batch = [(task_of[row.group_id], row.reward or 0.0) for row in rows]
+        judged, self._judged = self._judged or of_batch, []
+        evaluated, self._eval = self._eval, None
+        staleness = [step - row.policy.version for row in rows]
+        counts = buffer.counts
+        return StepMetrics(
+            step=step,
+            policy_incarnation=state.incarnation,
+            wall_time=wall_time,
+            elapsed_s=state.elapsed_s,
+            reward_mean=statistics.fmean(reward for _, reward in judged),
+            reward_trained_mean=statistics.fmean(reward for _, reward in of_batch),
+            reward_by_task=_mean_by_task(judged),
+            staleness_min=min(staleness),
+            staleness_mean=statistics.fmean(staleness),
+            staleness_max=max(staleness),
+            staleness_histogram={str(k): v for k, v in sorted(Counter(staleness).items())},
+            staleness_bound=self._bound(mu_pool_per_s),
+            staleness_bound_tight=self.bound_tight(),
+            bubble_ratio=capacity.bubble_ratio(idle_s=state.idle_s, training_s=state.training_s),
+            idle_s=idle_s,
+            t_train_s=t_train_s,
+            t_bcast_s=self.t_bcast_s,
+            mu_pool_per_s=mu_pool_per_s,
+            mu_min_per_s=self._mu_min(),
+            workers_active=workers_active,
+            generated=buffer.generated,
+            trained=counts[RowState.TRAINED],
+            expired=counts[RowState.EXPIRED],
+            refused=counts[RowState.REFUSED],
+            buffered=counts[RowState.BUFFERED],
+            failed=counts[RowState.FAILED],
+            refused_by={str(k): v for k, v in sorted(buffer.refused_by.items())},
+            unattributed=state.unattributed,
+            groups_dropped=buffer.groups_dropped,
+            zero_variance_groups=_zero_variance_groups(rows),
+            length_mean=statistics.fmean(row.tokens for row in rows),
+            truncated_share=statistics.fmean(row.truncated for row in rows),
+            cost_usd=state.cost_usd,
+            usd_per_h=usd_per_h,
+            snapshot_bytes=self.snapshot_bytes,
+            learner=dict(learner),
+            eval_version=evaluated[0] if evaluated else None,
+            eval_reward=evaluated[1] if evaluated else None,
+        )
+
+
+def _mean_by_task(judged: Sequence[tuple[str, float]]) -> dict[str, float]:
+    by_task: dict[str, list[float]] = {}
+    for task, reward in judged:
+        by_task.setdefault(task, []).append(reward)
+    return {task: statistics.fmean(rewards) for task, rewards in sorted(by_task.items())}
+
+
+def _zero_variance_groups(rows: Sequence[Row]) -> int:
+    rewards: dict[int, set[float | None]] = {}
+    for row in rows:
+        rewards.setdefault(row.group_id, set()).add(row.reward)
+    return sum(1 for found in rewards.values() if len(found) == 1)

@@ -1,0 +1,54 @@
+"""The live picture of a run, for people and for Prometheus. Pure: a rendering of the books at one moment."""
+
+from __future__ import annotations
+
+import msgspec
+
+from echo2.coordinator.books import Books
+from echo2.metrics import StepMetrics
+from echo2.report.prometheus import exposition as prometheus_text
+from echo2.transport.messages import RunStatus
+from echo2.types import RowState
+
+
+def run_status(books: Books, last: StepMetrics | None, now: float, wait_reason: str) -> RunStatus:
+    """Everything ``echo2 status`` shows."""
+    counts = {state.value: books.buffer.counts[state] for state in RowState}
+    workers = tuple(
+        {
+            "id": worker.worker_id,
+            "name": worker.name,
+            "active": worker.active,
+            "installed": None if worker.installed is None else str(worker.installed),
+            "state": worker.state,
+            "rate_per_s": worker.rate.rate_per_s(now),
+            "rows": worker.rows_delivered,
+            "usd_per_h": worker.usd_per_h,
+            "last_seen_s": now - worker.last_seen_s,
+            "leases": len(books.fleet.leases_of(worker.worker_id)),
+            "spooled_groups": worker.spooled_groups,
+        }
+        for worker in books.fleet.workers.values()
+    )
+    return RunStatus(
+        run_id=books.state.run_id,
+        name=books.config.run.name,
+        phase=books.phase(),
+        step=books.state.steps_reported,
+        steps=books.config.run.steps,
+        policy=books.state.current,
+        last_metrics={} if last is None else msgspec.to_builtins(last),
+        counts={"generated": books.buffer.generated, **counts},
+        workers=workers,
+        problem=books.stop_reason or wait_reason,
+    )
+
+
+def exposition(status: RunStatus, last: StepMetrics | None, books: Books) -> bytes:
+    """The text of ``/metrics``."""
+    counters = {
+        "unattributed": float(books.state.unattributed),
+        "groups_dropped": float(books.buffer.groups_dropped),
+        "prompts_drawn": float(books.state.cursor),
+    }
+    return prometheus_text(status, last, counters)

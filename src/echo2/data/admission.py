@@ -1,0 +1,57 @@
+"""Is a submitted record what it must be? Checked before it costs more than its own bytes.
+
+Invariant (I8, I9): an admitted record has, for every sampled token, an id and, where it has any, a log-prob and a
+version; its reward is a finite number; and it is about the prompt that was leased.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from echo2.types import Prompt, Segment, Trajectory
+
+_decoder = msgspec.msgpack.Decoder(Trajectory)
+
+
+def parse_record(raw: bytes, prompt: Prompt) -> Trajectory | str:
+    """The trajectory, or the fault that makes it malformed."""
+    try:
+        trajectory = _decoder.decode(raw)
+    except msgspec.MsgspecError as error:
+        return f"not a trajectory: {error}"
+    except (UnicodeDecodeError, RecursionError, ValueError) as error:
+        return f"not a trajectory: {type(error).__name__}"
+    return fault(trajectory, prompt) or trajectory
+
+
+def fault(trajectory: Trajectory, prompt: Prompt) -> str | None:
+    """What is wrong with a trajectory for ``prompt``; None when nothing is."""
+    if (trajectory.task, trajectory.prompt_id) != (prompt.task, prompt.prompt_id):
+        leased = f"{prompt.task}/{prompt.prompt_id}"
+        return f"record is about {trajectory.task}/{trajectory.prompt_id}, the lease about {leased}"
+    if not math.isfinite(trajectory.reward):
+        return f"reward must be finite, got {trajectory.reward}"
+    if not (math.isfinite(trajectory.temperature) and trajectory.temperature > 0 and 0 < trajectory.top_p <= 1):
+        return "temperature must be positive and top_p in (0, 1]"
+    if trajectory.policy_min > trajectory.policy_max:
+        return f"policy span {trajectory.policy_min}..{trajectory.policy_max} is reversed"
+    if trajectory.policy_min.version < 0 or trajectory.policy_min.incarnation < 0:
+        return f"policy {trajectory.policy_min} is negative"
+    if trajectory.sampled_tokens == 0:
+        return "no token was sampled by the policy"
+    return next((found for segment in trajectory.segments if (found := _segment_fault(segment))), None)
+
+
+def _segment_fault(segment: Segment) -> str | None:
+    count, rest = divmod(len(segment.token_ids), 4)
+    if rest:
+        return f"token ids must be packed uint32, got {len(segment.token_ids)} bytes"
+    for name, packed in (("log-probs", segment.logprobs), ("versions", segment.versions)):
+        if packed is not None and (not segment.sampled or len(packed) != 4 * count):
+            return f"{name} must match the {count} sampled tokens, got {len(packed) / 4:g}"
+    values = segment.logprob_values
+    if values is not None and count and not bool((values <= 1e-3).all()):
+        return "log-probs must be at most 0 and not NaN"
+    return None

@@ -1,0 +1,82 @@
+"""Tasks by name: registered ones, and ``module:Class``.
+
+Invariant: whatever is wrong with a task's name or options is a ConfigError that says what is known instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+
+from echo2.config.sections import TaskSection
+from echo2.data.task import Task
+from echo2.errors import ConfigError
+
+ENTRY_POINT_GROUP = "echo2.tasks"
+
+BUILT_IN = {
+    "arithmetic": "echo2.data.tasks.arithmetic:Arithmetic",
+    "integer_answers": "echo2.data.tasks.integer_answers:IntegerAnswers",
+}
+"""Also there when the package runs from a source tree that was never installed."""
+
+
+def task_names() -> list[str]:
+    """Registered names, sorted."""
+    return sorted(BUILT_IN.keys() | _registered().keys())
+
+
+def load_tasks(sections: Sequence[TaskSection]) -> dict[str, Task]:
+    """The tasks of a run by name, in order; their names must differ."""
+    tasks: dict[str, Task] = {}
+    for section in sections:
+        if section.name in tasks:
+            raise ConfigError(f"tasks must have different names, got {section.name} twice; subclass it to run both")
+        tasks[section.name] = load_task(section)
+    return tasks
+
+
+def load_task(section: TaskSection) -> Task:
+    """The task that a section describes, ready to give prompts. Raises ConfigError."""
+    kind = _find(section.name)
+    parameters = inspect.signature(kind).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    if len(known) == len(parameters):
+        faults = [_unknown(section.name, key, known) for key in section.options if key not in known]
+        needed = [p.name for p in parameters if p.default is p.empty and p.name not in section.options]
+        faults += [f"{section.name}: option {name} must be given" for name in needed]
+        if faults:
+            raise ConfigError(faults)
+    task = kind(**section.options)
+    task.name, task.options = section.name, dict(section.options)
+    return task
+
+
+def _unknown(task: str, key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{task} has no option {key!r}{hint} (it has {', '.join(known) or 'none'})"
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _find(name: str) -> type[Task]:
+    registered = _registered()
+    target = registered[name].value if name in registered else BUILT_IN.get(name, name)
+    module_name, _, class_name = target.partition(":")
+    if not class_name:
+        near = difflib.get_close_matches(name, task_names(), 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"a task must be one of {', '.join(task_names())} or module:Class, got {name!r}{hint}")
+    try:
+        kind = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"task {name} must be importable here: {error}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
+        raise ConfigError(f"task {name} must be a subclass of echo2.data.task.Task, got {kind!r}")
+    return kind

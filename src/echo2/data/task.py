@@ -1,0 +1,112 @@
+"""What a task is: prompts, an episode, a score.
+
+Invariant (I4): a score is a judgement of a reply. Whatever raises while an episode runs or is scored makes a failed
+row, never a reward of zero. ``prompt`` is a pure function of (options, split, index): a run resumes from one integer.
+
+A new task is one file: subclass ``Task``, give it ``prompt``, ``messages`` and ``score``, and name it in a run's
+configuration as ``module:Class`` or through the entry-point group ``echo2.tasks``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, TypedDict
+
+import msgspec
+
+from echo2.types import Prompt
+
+Split = Literal["train", "eval"]
+
+
+class Message(TypedDict):
+    role: str
+    content: str
+
+
+class Score(msgspec.Struct, frozen=True):
+    reward: float
+    status: str
+    """`correct`, `wrong`, `no_answer`, or a word of the task's own."""
+
+
+class Episode(msgspec.Struct, frozen=True):
+    """How an episode ended; the tokens are in the talk."""
+
+    score: Score
+    omega: dict[str, Any] = {}
+    """Ω: what the objective or a report needs, msgpack types only."""
+
+
+class Talk(Protocol):
+    """A conversation with the policy. Tokens are only ever appended, so each turn extends the last exactly (B03)."""
+
+    async def say(self, messages: Sequence[Message]) -> str:
+        """Add messages (all that happened since the policy's last turn) and return the policy's reply."""
+        ...
+
+
+class Task:
+    """Subclasses take their options as keyword arguments of ``__init__`` and raise ConfigError for wrong ones."""
+
+    name: str = ""
+    """Set by the registry to the name in the configuration."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    """The options it was made with; set by the registry."""
+
+    def size(self, split: Split) -> int | None:
+        """Distinct prompts of the split; None where they are endless. Raises ConfigError for bad data."""
+        raise NotImplementedError
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        """Prompt ``index`` (0 ≤ index < size), complete: a worker needs no data of its own to run and score it."""
+        raise NotImplementedError
+
+    def messages(self, prompt: Prompt) -> list[Message]:
+        """The conversation that opens the episode."""
+        raise NotImplementedError
+
+    def score(self, prompt: Prompt, reply: str) -> Score:
+        raise NotImplementedError
+
+    def gold_reply(self, prompt: Prompt) -> str | None:
+        """A reply that scores full marks; None where the task has none. Self-checks and warm starts use it."""
+        return None
+
+    def prompt_for_gold(self, gold: str) -> Prompt:
+        """A prompt whose right answer is ``gold``, to score a reply by hand. Raises UserError."""
+        raise NotImplementedError
+
+    def metadata(self, prompt: Prompt, reply: str) -> dict[str, Any]:
+        """Ω of a single-turn episode, beside the score's status."""
+        return {}
+
+    async def rollout(self, prompt: Prompt, talk: Talk) -> Episode:
+        """One episode. Override for several turns; the default takes one and scores it."""
+        reply = await talk.say(self.messages(prompt))
+        return Episode(self.score(prompt, reply), self.metadata(prompt, reply))
+
+    def fingerprint(self) -> str:
+        """What two machines must share to run and score a prompt alike: name, options, code.
+
+        Data is not part of it: prompts carry their own, and a distant worker need not hold the file.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(json.dumps([self.name, dict(self.options)], sort_keys=True, default=str).encode())
+        for kind in type(self).__mro__:
+            if kind is not object:
+                digest.update(f"\n{kind.__qualname__}\n".encode() + _source(kind.__module__))
+        return digest.hexdigest()
+
+
+def _source(module_name: str) -> bytes:
+    """Source bytes of a module, line ends aside; its name where there is no source."""
+    path = getattr(sys.modules.get(module_name), "__file__", None)
+    if path is None or not Path(path).is_file():
+        return module_name.encode()
+    return Path(path).read_bytes().replace(b"\r\n", b"\n")

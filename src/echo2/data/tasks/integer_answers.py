@@ -1,0 +1,144 @@
+"""Questions with integer answers from a local JSONL file.
+
+Invariant: a row without its fields, or whose gold answer cannot be read, is left out and counted in ``excluded`` with
+its line number; it is never a prompt whose every reply scores zero, or one (A05). A missing file is a ConfigError.
+
+The file is read when prompts are first asked for, so a worker, which gets whole prompts, needs no copy of it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from echo2.data.answers import IntegerAnswerTask, parse_gold
+from echo2.data.task import Message, Split
+from echo2.errors import ConfigError
+from echo2.types import Prompt
+
+
+class Row(msgspec.Struct, frozen=True):
+    line: int
+    """From 1, in its file."""
+    question: str
+    gold: str
+
+
+class Excluded(msgspec.Struct, frozen=True):
+    path: str
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}, row {self.line}: {self.reason}"
+
+
+class IntegerAnswers(IntegerAnswerTask):
+    """path: JSONL, one object a row. question_field, answer_field: its fields; GSM8K's ``… #### 18`` is understood.
+
+    eval_path: file of held-out rows; without one, every eval_every-th readable row of ``path`` is held out.
+    instruction: appended to each question, after a blank line.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        eval_path: str = "",
+        question_field: str = "question",
+        answer_field: str = "answer",
+        eval_every: int = 10,
+        instruction: str = "End your reply with the answer as a number.",
+    ) -> None:
+        texts = {
+            "path": path,
+            "eval_path": eval_path,
+            "question_field": question_field,
+            "answer_field": answer_field,
+            "instruction": instruction,
+        }
+        faults = [f"{key} must be a string, got {text!r}" for key, text in texts.items() if not isinstance(text, str)]
+        faults += [f"{key} must not be empty" for key in ("path", "question_field", "answer_field") if texts[key] == ""]
+        if not isinstance(eval_every, int) or isinstance(eval_every, bool) or eval_every < 2:
+            faults.append(f"eval_every must be an integer of at least 2, got {eval_every!r}")
+        if faults:
+            raise ConfigError([f"integer_answers: {fault}" for fault in faults])
+        self._path, self._eval_path = path, eval_path
+        self._question_field, self._answer_field = question_field, answer_field
+        self._eval_every = eval_every
+        self._instruction = instruction
+
+    @property
+    def excluded(self) -> list[Excluded]:
+        """Rows that were left out, and why."""
+        return [*self._data[2]]
+
+    def size(self, split: Split) -> int | None:
+        return len(self._rows(split))
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        row = self._rows(split)[index]
+        content: dict[str, Any] = {"question": row.question, "gold": row.gold, "row": row.line}
+        return Prompt(f"{self.name}/{split}/{index}", self.name, content)
+
+    def messages(self, prompt: Prompt) -> list[Message]:
+        text = prompt.content["question"]
+        return [{"role": "user", "content": f"{text}\n\n{self._instruction}" if self._instruction else text}]
+
+    def _rows(self, split: Split) -> list[Row]:
+        return self._data[0] if split == "train" else self._data[1]
+
+    @cached_property
+    def _data(self) -> tuple[list[Row], list[Row], list[Excluded]]:
+        """(train rows, held-out rows, excluded rows)"""
+        rows, excluded = self._read(self._path)
+        if self._eval_path:
+            held_out, more = self._read(self._eval_path)
+            return rows, held_out, excluded + more
+        every = self._eval_every
+        held_out = rows[every - 1 :: every]
+        return [row for i, row in enumerate(rows) if (i + 1) % every], held_out, excluded
+
+    def _read(self, path: str) -> tuple[list[Row], list[Excluded]]:
+        file = Path(path).expanduser()
+        try:
+            lines = file.read_bytes().split(b"\n")
+        except OSError as error:
+            raise ConfigError(
+                f"integer_answers: path must name a readable JSONL file, got {path!r}: {error.strerror}"
+            ) from error
+        rows: list[Row] = []
+        excluded: list[Excluded] = []
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(self._row(number, line))
+            except ValueError as error:
+                excluded.append(Excluded(path, number, str(error)))
+        if not rows:
+            first = f"; the first fault: {excluded[0]}" if excluded else ""
+            raise ConfigError(f"integer_answers: {path} must hold at least one usable row, it holds none{first}")
+        return rows, excluded
+
+    def _row(self, number: int, line: bytes) -> Row:
+        """Raises ValueError saying what the row lacks."""
+        try:
+            fields = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"a row must be a JSON object: {error}") from error
+        if not isinstance(fields, dict):
+            raise ValueError(f"a row must be a JSON object, got a {type(fields).__name__}")
+        question, gold = fields.get(self._question_field), fields.get(self._answer_field)
+        if not isinstance(question, str) or not question.strip():
+            raise ValueError(
+                f"field {self._question_field!r} must be a text, got {question!r} (fields: {sorted(fields)})"
+            )
+        if isinstance(gold, bool) or not isinstance(gold, str | int | float):
+            raise ValueError(
+                f"field {self._answer_field!r} must be an integer, got {gold!r} (fields: {sorted(fields)})"
+            )
+        return Row(number, question, str(parse_gold(str(gold))))

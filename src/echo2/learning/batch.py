@@ -1,0 +1,166 @@
+"""From the records of a batch to rows the learner can train on.
+
+Invariant (I8): a token carries loss only if the policy sampled it and something precedes it; ids, mask and log-probs are
+the engine's, aligned one to one, never re-tokenised. Whatever cannot be trained on is left out and counted, so no
+record can ruin the weights or stop the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from echo2.learning.advantages import Advantages, Scale, normalised_advantages
+from echo2.transport.messages import BatchReply, BatchRow
+from echo2.types import LOGPROBS_FULL_VOCAB_AT_TEMPERATURE, FinishReason, Trajectory
+
+
+@dataclass(frozen=True)
+class BatchRules:
+    """The configured choices; see ``LearningSection``."""
+
+    advantage_scale: Scale = "population"
+    advantage_eps: float = 1e-6
+    overlong: Literal["train", "mask"] = "train"
+    vocabulary: int = 2**32
+    """Token ids must be below it."""
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """One trajectory as the learner sees it; all arrays are aligned with the tokens."""
+
+    group: int
+    tokens: NDArray[np.int64]
+    """[L]"""
+    loss: NDArray[np.bool_]
+    """[L] True where the token is a target of the loss; never at 0, which nothing predicts"""
+    behaviour: NDArray[np.float32] | None
+    """[L] log π_behaviour where ``loss``; None where the engine reported none the learner can use: then w = 1"""
+    advantage: float
+    temperature: float
+    current: bool
+    """Every token was sampled under the version the step starts from."""
+    nucleus: bool
+    """top-p was below 1: the importance weight is approximate."""
+
+    @property
+    def targets(self) -> int:
+        return int(self.loss.sum())
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    rows: tuple[TrainingRow, ...]
+    """In the batch's order, unusable ones left out."""
+    advantages: Advantages
+    unusable_rows: int
+    """Left out of normalisation and loss: reward not finite, token ids outside the vocabulary, no token at all."""
+    overlong_rows: int
+    """Without loss because they were cut at the token limit; their reward counts in their key's mean."""
+
+    @property
+    def trainable_tokens(self) -> int:
+        return sum(row.targets for row in self.rows)
+
+
+def form_training_batch(batch: BatchReply, rules: BatchRules) -> TrainingBatch:
+    """Decode, normalise, mask. Raises msgspec.MsgspecError for a record that is no trajectory: admission refuses those."""
+    usable: list[tuple[BatchRow, Trajectory, NDArray[np.int64]]] = []
+    for row in batch.rows:
+        record = msgspec.msgpack.decode(row.record, type=Trajectory)
+        tokens = _tokens(record)
+        if _is_usable(record, tokens, rules.vocabulary):
+            usable.append((row, record, tokens))
+    advantages = normalised_advantages(
+        [record.reward for _, record, _ in usable],
+        [_key(row, record) for row, record, _ in usable],
+        scale=rules.advantage_scale,
+        eps=rules.advantage_eps,
+    )
+    rows = tuple(
+        _training_row(row, record, tokens, float(advantage), batch.step, rules)
+        for (row, record, tokens), advantage in zip(usable, advantages.values, strict=True)
+    )
+    overlong = sum(_is_masked_overlong(record, rules) for _, record, _ in usable)
+    return TrainingBatch(rows, advantages, len(batch.rows) - len(usable), overlong)
+
+
+def minibatches(rows: Sequence[TrainingRow], updates: int) -> list[tuple[TrainingRow, ...]]:
+    """Disjoint minibatches of whole groups, one per optimizer update; some are empty when groups are too few.
+
+    Groups are dealt in turn: batches are ordered by version, and every update should see old and fresh ones.
+    """
+    groups: dict[int, list[TrainingRow]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    ordered = list(groups.values())
+    return [tuple(row for group in ordered[first::updates] for row in group) for first in range(updates)]
+
+
+def _tokens(record: Trajectory) -> NDArray[np.int64]:
+    parts = [segment.tokens.astype(np.int64) for segment in record.segments]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _is_usable(record: Trajectory, tokens: NDArray[np.int64], vocabulary: int) -> bool:
+    return (
+        math.isfinite(record.reward)
+        and math.isfinite(record.temperature)
+        and record.temperature > 0
+        and tokens.size > 0
+        and int(tokens.max()) < vocabulary
+    )
+
+
+def _key(row: BatchRow, record: Trajectory) -> Hashable:
+    """The same prompt leased twice stays two groups unless the task gave both records one key."""
+    if record.normalisation_key is None:
+        return row.group_id
+    return (record.task, record.normalisation_key)
+
+
+def _is_masked_overlong(record: Trajectory, rules: BatchRules) -> bool:
+    return rules.overlong == "mask" and record.finish_reason is FinishReason.LENGTH
+
+
+def _training_row(
+    row: BatchRow, record: Trajectory, tokens: NDArray[np.int64], advantage: float, step: int, rules: BatchRules
+) -> TrainingRow:
+    sampled = [np.full(len(segment.tokens), segment.sampled) for segment in record.segments]
+    loss = np.concatenate(sampled).astype(np.bool_)
+    loss[0] = False
+    if _is_masked_overlong(record, rules):
+        loss[:] = False
+    return TrainingRow(
+        group=row.group_id,
+        tokens=tokens,
+        loss=loss,
+        behaviour=_behaviour(record, loss),
+        advantage=advantage,
+        temperature=record.temperature,
+        current=record.policy_min.version == record.policy_max.version == step,
+        nucleus=record.top_p < 1,
+    )
+
+
+def _behaviour(record: Trajectory, loss: NDArray[np.bool_]) -> NDArray[np.float32] | None:
+    """Log-probs of the convention the learner computes, of every loss-bearing token, finite; else None."""
+    if record.logprob_convention != LOGPROBS_FULL_VOCAB_AT_TEMPERATURE:
+        return None
+    parts = []
+    for segment in record.segments:
+        values = segment.logprob_values
+        if not segment.sampled:
+            values = np.zeros(len(segment.tokens), np.float32)
+        if values is None or len(values) != len(segment.tokens):
+            return None
+        parts.append(values)
+    behaviour = np.concatenate(parts)
+    return behaviour if bool(np.isfinite(behaviour[loss]).all()) else None

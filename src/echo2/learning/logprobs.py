@@ -1,0 +1,96 @@
+"""Log-probs and entropy of sampled tokens, without the [tokens × vocabulary] logits.
+
+Invariant: at no time do logits of more than ``chunk`` tokens exist, forward or backward; backward computes each chunk's
+again. Logits are divided by the temperature *before* the softmax (field report C06), and everything after the matrix
+product is float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def sampled_logprobs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor, *, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Log-softmax of (hidden·weightᵀ + bias)/temperature at the targets, and the entropy of that distribution.
+
+    hidden: [T, H] last hidden states.  weight: [V, H].  bias: [V] or None.  targets: [T] int64.  temperature: [T].
+    Returns [T] float32 log-probs, differentiable in hidden, weight and bias, and [T] float32 entropies in nats,
+    without gradient.
+    """
+    if targets.numel() == 0:
+        # Still connected to the graph: a backward pass over an empty micro-batch is a zero gradient, not an error.
+        return hidden.float().sum(dim=-1) * 0.0, hidden.new_zeros(0, dtype=torch.float32)
+    logp, entropy = _SampledLogprobs.apply(hidden, weight, bias, targets, temperature.float(), chunk)
+    return logp, entropy
+
+
+def _scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
+    """[C, V] float32. Half-precision products on a GPU accumulate and return float32; elsewhere they are done in it."""
+    if hidden.is_cuda and hidden.dtype is not torch.float32:
+        logits = torch.mm(hidden, weight.to(hidden.dtype).T, out_dtype=torch.float32)
+    else:
+        logits = torch.mm(hidden.float(), weight.float().T)
+    if bias is not None:
+        logits += bias.float()
+    return logits.div_(temperature[:, None])
+
+
+class _SampledLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        logp = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        entropy = torch.empty_like(logp)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for piece in _pieces(targets.numel(), chunk):
+                logits = _scaled_logits(hidden[piece], weight, bias, temperature[piece])
+                log_total = logits.logsumexp(dim=-1)
+                logp[piece] = logits.gather(1, targets[piece, None]).squeeze(1) - log_total
+                # Entropy = log Σe^z - Σ p·z, with p made in place of what is no longer needed.
+                share = (logits - log_total[:, None]).exp_()
+                entropy[piece] = log_total - share.mul_(logits).sum(dim=-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature)
+        ctx.chunk = chunk
+        ctx.mark_non_differentiable(entropy)
+        return logp, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_logp: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, temperature = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
+        half = hidden.is_cuda and hidden.dtype is not torch.float32
+        with torch.autocast(hidden.device.type, enabled=False):
+            for piece in _pieces(targets.numel(), ctx.chunk):
+                logits = _scaled_logits(hidden[piece], weight, bias, temperature[piece])
+                scale = grad_logp[piece] / temperature[piece]
+                # d logp/d z = (one-hot - softmax)/T
+                slope = torch.softmax(logits, dim=-1).mul_(-scale[:, None])
+                slope.scatter_add_(1, targets[piece, None], scale[:, None])
+                if grad_bias is not None:
+                    grad_bias += slope.sum(dim=0)
+                operand = slope.to(hidden.dtype) if half else slope
+                if grad_hidden is not None:
+                    grad_hidden[piece] = (operand @ weight.to(operand.dtype)).to(hidden.dtype)
+                if grad_weight is not None:
+                    grad_weight.addmm_(slope.T, hidden[piece].float())
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _pieces(total: int, chunk: int) -> list[slice]:
+    return [slice(first, min(first + chunk, total)) for first in range(0, total, chunk)]

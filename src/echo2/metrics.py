@@ -1,0 +1,80 @@
+"""One line per training step: what happened, in numbers.
+
+Invariant (I3): in every line ``generated == trained + expired + refused + buffered + failed``; the five are read at one
+moment, together with ``generated``, and never retreat (``buffered`` excepted).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of ``metrics.jsonl``, written once per step, after everything it counts is durable."""
+
+    step: int
+    """Index t of the training step, from 0."""
+    policy_incarnation: int
+    wall_time: float
+    """Seconds since the epoch, for people."""
+    elapsed_s: float
+    """Seconds of running since the run began, restarts excluded."""
+
+    reward_mean: float
+    """Mean reward of all rows judged since the previous line, trained or not; of the batch when there were none."""
+    reward_trained_mean: float
+    """Mean reward of the batch."""
+    reward_by_task: dict[str, float]
+
+    staleness_min: int
+    staleness_mean: float
+    staleness_max: int
+    staleness_histogram: dict[str, int]
+    """Trajectories of the batch by t - v."""
+    staleness_bound: float | None
+    """Planned bound, equation (7); None until T_train, T_bcast and the pool rate were measured."""
+    staleness_bound_tight: float | None
+    """Planned bound, equation (12)."""
+
+    bubble_ratio: float
+    """Learner's idle / (idle + training) since the start of the run."""
+    idle_s: float
+    """Time this step waited for admissible trajectories."""
+    t_train_s: float
+    t_bcast_s: float | None
+    """Of the newest completed publish: end of its step to the share 1/gamma of active workers installed."""
+    mu_pool_per_s: float
+    """Sum of the active workers' delivered trajectories per second."""
+    mu_min_per_s: float | None
+    """Required by equation (2) at the measured times; None while unknown or infeasible."""
+    workers_active: int
+
+    generated: int
+    trained: int
+    expired: int
+    refused: int
+    buffered: int
+    failed: int
+    refused_by: dict[str, int]
+    """Cumulative refusals by verdict."""
+    unattributed: int
+    """Requests and rows that belong to no lease; outside the sum."""
+    groups_dropped: int
+    zero_variance_groups: int
+    """Of this batch."""
+
+    length_mean: float
+    """Sampled tokens per trajectory of the batch."""
+    truncated_share: float
+    """Share of the batch cut at the token limit."""
+
+    cost_usd: float
+    usd_per_h: float
+    snapshot_bytes: int
+    """Size of the newest published snapshot."""
+
+    learner: dict[str, float]
+    """The learner's own statistics: loss, kl, entropy, clip_share, ratio_mean, grad_norm, trainable_tokens, lr …"""
+    eval_reward: float | None = None
+    """Mean held-out reward when an evaluation ended since the previous line."""
+    eval_version: int | None = None

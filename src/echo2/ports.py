@@ -1,0 +1,157 @@
+"""The seams between decisions and the world (PROTOCOL §7).
+
+Invariant: programs below these protocols hold no sockets, threads, files, wall time or random state of their own, so
+the same code runs against the real world and in virtual time. Waiting is done with asyncio primitives only; a
+virtual-time event loop makes those deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from echo2.broadcast.manifest import Manifest
+    from echo2.coordinator.operations import Loaded
+    from echo2.rollout.engine import Engine as Engine
+    from echo2.transport.messages import BatchReply, Reply, Request
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary start; never jumps back. Deadlines and rates use this."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since the epoch, for people's eyes only: no decision depends on it (field report H12)."""
+        ...
+
+
+class Ids(Protocol):
+    def new(self, prefix: str) -> str:
+        """A fresh, unguessable identifier such as ``lease-3f9c…``; counted in simulation."""
+        ...
+
+
+class Transport(Protocol):
+    """A client's line to the coordinator."""
+
+    async def call(self, request: Request) -> Reply:
+        """Send one request, return its reply.
+
+        Raises TransportError when no answer came in time (retry), Refused when the answer was no.
+        """
+        ...
+
+
+class SnapshotSource(Protocol):
+    """Where a worker gets snapshot bytes and model assets from (star: the coordinator; later: relays)."""
+
+    async def fetch(self, manifest: Manifest, into: Path) -> Path:
+        """Bring the object to ``into``, verified chunk by chunk and whole; return the snapshot's folder (I6)."""
+        ...
+
+    async def fetch_asset(self, name: str, size: int, blake3: str, into: Path) -> Path:
+        """Bring one asset file, verified."""
+        ...
+
+
+class SnapshotSink(Protocol):
+    """Where a learner puts snapshot bytes (the coordinator, perhaps on another host)."""
+
+    async def upload(self, manifest: Manifest, folder: Path, start: int) -> None:
+        """Send the object's bytes from offset ``start``."""
+        ...
+
+    async def upload_asset(self, name: str, path: Path) -> None: ...
+
+
+class Spool(Protocol):
+    """A worker's durable outbox: a finished group is here until the coordinator gave its verdicts."""
+
+    async def put(self, lease_id: str, payload: bytes) -> None: ...
+
+    async def remove(self, lease_id: str) -> None: ...
+
+    async def pending(self) -> list[tuple[str, bytes]]:
+        """What an earlier life left, oldest first."""
+        ...
+
+
+class Store(Protocol):
+    """The coordinator's durable memory. Operations of one commit become visible together or not at all."""
+
+    async def commit(self, operations: Sequence[Any]) -> None:
+        """Return once the operations, and all committed before them, are durable."""
+        ...
+
+    async def load(self) -> Loaded:
+        """The state as of the last commit."""
+        ...
+
+    async def payloads(self, row_keys: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        """Record bytes of rows (group, index, attempt), in order."""
+        ...
+
+
+class Frozen(Protocol):
+    """The weights and optimizer of one step, held still while the learner trains on."""
+
+    @property
+    def step(self) -> int: ...
+
+
+class Learner(Protocol):
+    """The training computation; everything here may take long and is awaited off the event loop.
+
+    To publish beside the next step: ``frozen = await freeze()`` after ``train_step`` has returned, then
+    ``save_checkpoint(frozen)`` and ``write_snapshot(incarnation, frozen)`` while the next ``train_step`` runs. Without
+    ``frozen`` the two take the current weights, and must not run beside ``train_step``.
+    """
+
+    @property
+    def step(self) -> int:
+        """Training steps the weights hold."""
+        ...
+
+    @property
+    def last_batch_digest(self) -> str: ...
+
+    async def train_step(self, batch: BatchReply) -> Mapping[str, float]:
+        """Train on the batch (v → v + 1); return the step's statistics."""
+        ...
+
+    async def freeze(self) -> Frozen:
+        """Copy the current step's state; cheap beside a step."""
+        ...
+
+    async def save_checkpoint(self, frozen: Frozen | None = None) -> None:
+        """Make the frozen (or current) step durable; whole or absent."""
+        ...
+
+    async def write_snapshot(self, incarnation: int, frozen: Frozen | None = None) -> tuple[Manifest, Path]:
+        """Write the frozen (or current) weights as an immutable snapshot on local disk."""
+        ...
+
+    async def discard_snapshots(self, keep: int) -> None:
+        """Forget local snapshot folders older than the newest ``keep``."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts and ends worker processes or machines (pools)."""
+
+    async def start(self, name: str) -> None: ...
+
+    async def stop(self, name: str) -> None: ...
+
+
+class EventLog(Protocol):
+    def emit(self, kind: str, **fields: Any) -> None:
+        """One line for people and tools: what happened, when; never needed for correctness."""
+        ...
+
+
+class EventSource(Protocol):
+    def events(self) -> AsyncIterator[Mapping[str, Any]]: ...

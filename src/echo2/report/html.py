@@ -1,0 +1,196 @@
+"""``report.html``: one file that shows a run, without a network or a script.
+
+Invariant: everything that came from a model, a task, a worker or a configuration reaches the page through the
+template's escaping; the only markup that passes unescaped is what this package drew. The page forbids scripts and
+remote content to whoever opens it.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+
+from echo2.durable import write_file
+from echo2.metrics import StepMetrics
+from echo2.report.charts import charts
+from echo2.report.folder import RunFolder, read_run
+from echo2.report.progress import duration, usd
+from echo2.transport.messages import RunStatus
+
+EVENTS_SHOWN = 200
+EVENT_CHARACTERS = 400
+"""Of one event's fields."""
+
+BIDIRECTIONAL_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""They reorder the text around them; the joiners that scripts and emoji need are not among them."""
+
+
+class Tile(NamedTuple):
+    label: str
+    value: str
+    note: str
+
+
+class Table(NamedTuple):
+    title: str
+    head: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+
+
+class EventRow(NamedTuple):
+    when: str
+    kind: str
+    fields: str
+
+
+def write_report(run_dir: Path, status: RunStatus | None = None) -> Path:
+    """Write ``report.html`` into a run folder and return its path. Blocks; takes a second or two.
+
+    ``status`` adds a table of the workers as they are now. Raises UserError when ``run_dir`` is not a run folder.
+    """
+    path = run_dir / "report.html"
+    write_file(path, render_report(read_run(run_dir), status).encode())
+    return path
+
+
+def render_report(run: RunFolder, status: RunStatus | None = None) -> str:
+    """The page of ``run`` as HTML text."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("echo2.report", ""),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["visible"] = visible
+    tables = [_summary_table(run), *([_workers_table(status.workers)] if status and status.workers else [])]
+    return environment.get_template("report.html.j2").render(
+        run=run,
+        subtitle=_subtitle(run),
+        notices=_notices(run),
+        tiles=_tiles(run.metrics),
+        charts=charts(run.metrics, run.evals, staleness_budget(run.config)),
+        tables=[table for table in tables if table.rows],
+        events=[_event_row(event) for event in run.events[-EVENTS_SHOWN:]],
+    )
+
+
+def staleness_budget(config: Mapping[str, Any]) -> int | None:
+    """S of a resolved configuration; None where it does not say."""
+    mode = config.get("run", {}).get("mode", "echo2")
+    if mode in ("sync", "async"):
+        return 0 if mode == "sync" else 1
+    budget = config.get("staleness", {}).get("budget")
+    return budget if isinstance(budget, int) else None
+
+
+def visible(text: str) -> str:
+    """``text`` with control characters and bidirectional marks shown as symbols, so that none can act."""
+    return "".join(character if _is_harmless(character) else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+def _is_harmless(character: str) -> bool:
+    return character in "\n\t" or (
+        unicodedata.category(character) not in ("Cc", "Cs") and character not in BIDIRECTIONAL_MARKS
+    )
+
+
+def _subtitle(run: RunFolder) -> str:
+    mode = run.config.get("run", {}).get("mode", "echo2")
+    model = run.config.get("model", {}).get("path", "")
+    parts = [f"mode {mode}", *([f"model {model}"] if model else [])]
+    if run.metrics:
+        last = run.metrics[-1]
+        ended = datetime.fromtimestamp(last.wall_time, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        parts.append(f"last step {ended}")
+    return " · ".join(parts)
+
+
+def _notices(run: RunFolder) -> list[str]:
+    notices = []
+    if not run.metrics:
+        notices.append("No training step has ended yet, so there is nothing to plot.")
+    if run.unreadable_lines:
+        notices.append(f"{run.unreadable_lines} lines of this run folder could not be read and are left out.")
+    return notices
+
+
+def _tiles(lines: Sequence[StepMetrics]) -> list[Tile]:
+    if not lines:
+        return []
+    last = lines[-1]
+    span = min(5, len(lines))
+    start, end = _mean(m.reward_mean for m in lines[:span]), _mean(m.reward_mean for m in lines[-span:])
+    largest = max(m.staleness_max for m in lines)
+    return [
+        Tile("Reward", f"{start:.2f} → {end:.2f}", f"mean of first and last {span} steps"),
+        Tile("Steps", str(last.step + 1), f"in {duration(last.elapsed_s)}"),
+        Tile("Staleness", f"max {largest}", f"mean {_mean(m.staleness_mean for m in lines):.2f} steps"),
+        Tile("Bubble", f"{last.bubble_ratio:.1%}", "of the learner's time"),
+        Tile("Pool", f"{last.mu_pool_per_s:.3g}/s", f"{last.workers_active} workers at the end"),
+        Tile("Cost", usd(last.cost_usd), f"{usd(last.usd_per_h)} per hour"),
+    ]
+
+
+def _summary_table(run: RunFolder) -> Table:
+    if not run.metrics:
+        return Table("Numbers", (), ())
+    last = run.metrics[-1]
+    trains = sorted(m.t_train_s for m in run.metrics)
+    bcasts = sorted(m.t_bcast_s for m in run.metrics if m.t_bcast_s is not None)
+    refused = ", ".join(f"{verdict} {count}" for verdict, count in sorted(last.refused_by.items()) if count)
+    budget = staleness_budget(run.config)
+    rows = [
+        ("Trajectories generated", f"{last.generated:,}"),
+        ("… trained on", f"{last.trained:,}"),
+        ("… buffered at the end", f"{last.buffered:,}"),
+        ("… expired", f"{last.expired:,}"),
+        ("… refused", f"{last.refused:,}" + (f" ({refused})" if refused else "")),
+        ("… failed", f"{last.failed:,}"),
+        ("Unattributed, outside the sum", f"{last.unattributed:,}"),
+        ("Groups dropped", f"{last.groups_dropped:,}"),
+        ("Staleness budget S", "unknown" if budget is None else str(budget)),
+        ("T_train, median", f"{trains[len(trains) // 2]:.2f} s"),
+        ("T_bcast, median", f"{bcasts[len(bcasts) // 2]:.2f} s" if bcasts else "not measured"),
+        ("Snapshot", f"{last.snapshot_bytes / 1e6:,.1f} MB"),
+    ]
+    scored = [(line, line.reward_mean) for line in run.evals if line.reward_mean is not None]
+    if scored:
+        newest, reward = scored[-1]
+        rows.append(("Held-out reward", f"{reward:.3f} at version {newest.version}, {newest.prompts} prompts"))
+    return Table("Numbers", (), rows)
+
+
+def _workers_table(workers: Iterable[Mapping[str, Any]]) -> Table:
+    head = ("worker", "installed", "state", "trajectories", "per second", "USD/h", "last heard")
+    rows = [
+        (
+            visible(str(row.get("name") or row.get("id", ""))),
+            str(row.get("installed") or "-"),
+            visible(str(row.get("state", ""))),
+            f"{int(row.get('rows') or 0):,}",
+            f"{float(row.get('rate_per_s') or 0.0):.3g}",
+            f"{float(row.get('usd_per_h') or 0.0):.3g}",
+            f"{float(row.get('last_seen_s') or 0.0):.0f} s ago",
+        )
+        for row in workers
+    ]
+    return Table("Workers", head, rows)
+
+
+def _event_row(event: Mapping[str, Any]) -> EventRow:
+    fields = {name: value for name, value in event.items() if name not in ("kind", "wall_time")}
+    text = json.dumps(fields, ensure_ascii=False, default=str)[1:-1] if fields else ""
+    time = event.get("wall_time")
+    when = datetime.fromtimestamp(time, UTC).strftime("%H:%M:%S") if isinstance(time, int | float) else ""
+    return EventRow(when, visible(str(event.get("kind", ""))), visible(text[:EVENT_CHARACTERS]))
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)

@@ -1,0 +1,88 @@
+"""What a worker asks of whatever generates tokens.
+
+Invariant (I5): ``installed`` changes only when the engine has switched its weights, and every completion names the
+oldest and the newest policy that sampled one of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from echo2.types import FinishReason, Policy, Sampling
+
+
+class ActivationMode(StrEnum):
+    """What happens to running generations when the weights are switched."""
+
+    DRAIN = "drain"
+    """They finish under the policy they began with; new ones wait for the new policy."""
+    CONTINUE = "continue"
+    """They go on under the new policy, from recomputed caches; their completions span both."""
+    ABORT = "abort"
+    """They end with EngineError."""
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """One reply of a group.
+
+    Example: ``Completion((42, 2), (-0.1, -0.02), Policy(0, 4), Policy(0, 4), FinishReason.STOP)``.
+    """
+
+    token_ids: tuple[int, ...]
+    """[L] exactly as sampled; a sampled end-of-turn token is the last one, and none is ever added."""
+    logprobs: tuple[float, ...] | None
+    """[L] over the full vocabulary at the sampling temperature; None where the engine has none."""
+    policy_min: Policy
+    policy_max: Policy
+    finish_reason: FinishReason
+    versions: tuple[int, ...] | None = None
+    """[L] version of each token; None when one policy sampled them all."""
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    logprobs: bool
+    token_in: bool
+    """Prompts are taken as token ids; an engine that only takes text re-tokenises and cannot promise I8."""
+    modes: frozenset[ActivationMode]
+
+
+class Engine(Protocol):
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def installed(self) -> Policy | None:
+        """The policy in force; None until the first ``activate`` (field report E11)."""
+        ...
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, n: int) -> list[Completion]:
+        """n replies to one prompt, in order; the same seed gives the same replies.
+
+        Raises EngineError when nothing is installed, the prompt does not fit, or generation failed or was aborted.
+        """
+        ...
+
+    async def prefetch(self, policy: Policy, folder: Path) -> None:
+        """Load a verified snapshot folder aside, while serving. Raises EngineError when it does not fit the model."""
+        ...
+
+    async def activate(self, policy: Policy, mode: ActivationMode = ActivationMode.DRAIN) -> None:
+        """Switch to a prefetched policy and drop every cache. The one call that may pause generation.
+
+        Raises EngineError, the old policy still serving, when ``policy`` was not prefetched.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+def policy_span(policies: Sequence[Policy]) -> tuple[Policy, Policy, tuple[int, ...] | None]:
+    """(oldest, newest, version of each token or None when all are the same) of a reply's [L] policies, L ≥ 1."""
+    oldest, newest = min(policies), max(policies)
+    versions = None if oldest == newest else tuple(policy.version for policy in policies)
+    return oldest, newest, versions

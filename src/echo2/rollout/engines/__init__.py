@@ -1,0 +1,35 @@
+"""The engines a worker can run, by name.
+
+Invariant: importing this loads no engine; torch comes with the transformers engine only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from echo2.errors import ConfigError, UserError
+from echo2.rollout.engine import Engine
+
+
+def build_engine(kind: str, model_dir: Path | None, *, device: str, threads: int, dtype: str) -> Engine:
+    """The engine named ``kind``, with nothing installed yet.
+
+    model_dir: configuration of the model (its weights come as snapshots); the scripted engine needs none.
+    threads: CPU threads, 0 for the library's choice. dtype: element type of the run's snapshots, ``bfloat16`` ….
+    """
+    if kind == "scripted":
+        from echo2.rollout.engines.scripted import ScriptedEngine
+
+        return ScriptedEngine()
+    if kind != "transformers":
+        raise ConfigError(f"rollout.engine must be transformers or scripted, got {kind!r}")
+    if model_dir is None:
+        raise UserError("the transformers engine must have a model directory with config.json, got none")
+    try:
+        from echo2.rollout.engines.transformers import TransformersEngine
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"the transformers engine must have torch and transformers, and {error.name} is not installed;"
+            " run: pip install 'echo2[torch]'"
+        ) from error
+    return TransformersEngine(model_dir, device=device, threads=threads, dtype=dtype)

@@ -1,0 +1,198 @@
+"""A lease met by a task and an engine: one group of trajectories, or the reasons why not.
+
+Invariant: a record holds the very ids that were fed to and sampled by the engine, never re-tokenised text (I8, B10).
+Every leased index gets exactly one submission; whatever goes wrong is a status, never a zero reward (I4).
+
+A single-turn task's group is one call of the engine (the prompt is read once); a task that overrides ``rollout`` talks
+in as many conversations as there are indices, side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine, Sequence
+
+import msgspec
+
+from echo2.data.chat import ChatFormat
+from echo2.data.task import Episode, Message, Task
+from echo2.errors import EngineError
+from echo2.ports import Clock
+from echo2.rollout.engine import Completion, Engine
+from echo2.transport.messages import LeaseGrant, RowSubmission
+from echo2.types import (
+    LOGPROBS_FULL_VOCAB_AT_TEMPERATURE,
+    RowStatus,
+    Sampling,
+    Segment,
+    Trajectory,
+    pack_logprobs,
+    pack_tokens,
+)
+
+MAX_ERROR_CHARS = 300
+"""Enough to see what went wrong; a worker's traceback stays in its log."""
+
+
+class Conversation:
+    """A ``Talk`` that keeps the tokens."""
+
+    def __init__(self, engine: Engine, chat: ChatFormat, sampling: Sampling, thinking: bool) -> None:
+        self._engine = engine
+        self._chat = chat
+        self._sampling = sampling
+        self._thinking = thinking
+        self._token_ids: list[int] = []
+        self.segments: list[Segment] = []
+        self.completions: list[Completion] = []
+
+    async def say(self, messages: Sequence[Message]) -> str:
+        if not self.completions:
+            fed = self._chat.render(messages, thinking=self._thinking)
+        else:
+            fed = self._chat.extend(messages, self._token_ids[-1], thinking=self._thinking)
+        # A seed of its own for each turn: the same numbers twice would tie the turns together.
+        sampling = msgspec.structs.replace(self._sampling, seed=self._sampling.seed + len(self.completions))
+        (completion,) = await self._engine.generate([*self._token_ids, *fed], sampling, 1)
+        return self.hear(fed, completion)
+
+    def hear(self, fed: Sequence[int], completion: Completion) -> str:
+        """Take up tokens and the reply they got; return its text."""
+        self._token_ids += [*fed, *completion.token_ids]
+        self.segments += [Segment(pack_tokens(fed), False), _sampled_segment(completion)]
+        self.completions.append(completion)
+        return self._chat.decode(completion.token_ids)
+
+
+async def run_group(
+    engine: Engine, task: Task, chat: ChatFormat, lease: LeaseGrant, thinking: bool, clock: Clock
+) -> tuple[RowSubmission, ...]:
+    """Run the lease's indices; one submission each, in their order. Only cancellation is raised.
+
+    The stop tokens are the lease's, or the chat format's where it names none. Ω tells how long the episode took.
+    """
+    return await _Group(engine, task, chat, lease, thinking, clock).run()
+
+
+class _Group:
+    def __init__(
+        self, engine: Engine, task: Task, chat: ChatFormat, lease: LeaseGrant, thinking: bool, clock: Clock
+    ) -> None:
+        self._engine = engine
+        self._task = task
+        self._chat = chat
+        self._lease = lease
+        self._thinking = thinking
+        self._clock = clock
+        self._started_s = clock.monotonic()
+        self._sampling = lease.sampling
+        if not self._sampling.stop_token_ids:
+            self._sampling = msgspec.structs.replace(lease.sampling, stop_token_ids=chat.stop_token_ids)
+        self._rows: dict[int, RowSubmission] = {}
+
+    async def run(self) -> tuple[RowSubmission, ...]:
+        indices = self._lease.indices
+        if type(self._task).rollout is Task.rollout:
+            await self._guarded(indices, self._one_turn())
+        else:
+            async with asyncio.TaskGroup() as group:
+                for position, index in enumerate(indices):
+                    group.create_task(self._guarded([index], self._conversation(index, position)))
+        return tuple(self._rows[index] for index in indices)
+
+    async def _guarded(self, indices: Sequence[int], work: Coroutine[None, None, None]) -> None:
+        """Run ``work`` within the lease's time; the indices it left without a row get the reason."""
+        try:
+            async with asyncio.timeout(self._lease.timeout_s):
+                await work
+        except TimeoutError:
+            status, error = RowStatus.TIMEOUT, f"no result within {self._lease.timeout_s:g} s"
+        except Exception as problem:
+            status, error = _status_of(problem), _sentence(problem)
+        else:
+            return
+        for index in indices:
+            self._rows.setdefault(index, RowSubmission(index, status, error))
+
+    async def _one_turn(self) -> None:
+        prompt, indices = self._lease.prompt, self._lease.indices
+        fed = self._chat.render(self._task.messages(prompt), thinking=self._thinking)
+        completions = await self._engine.generate(fed, self._sampling, len(indices))
+        for index, completion in zip(indices, completions, strict=True):
+            try:
+                talk = self._open_talk(self._sampling)
+                reply = talk.hear(fed, completion)
+                episode = Episode(self._task.score(prompt, reply), self._task.metadata(prompt, reply))
+                self._finish(index, talk, episode)
+            except Exception as problem:
+                self._rows[index] = RowSubmission(index, _status_of(problem), _sentence(problem))
+
+    async def _conversation(self, index: int, position: int) -> None:
+        seed = _conversation_seed(self._sampling.seed, position)
+        talk = self._open_talk(msgspec.structs.replace(self._sampling, seed=seed))
+        self._finish(index, talk, await self._task.rollout(self._lease.prompt, talk))
+
+    def _open_talk(self, sampling: Sampling) -> Conversation:
+        return Conversation(self._engine, self._chat, sampling, self._thinking)
+
+    def _finish(self, index: int, talk: Conversation, episode: Episode) -> None:
+        record = _record(self._lease, self._sampling, talk, episode, self._clock.monotonic() - self._started_s)
+        self._rows[index] = RowSubmission(index, RowStatus.FINISHED, record=msgspec.Raw(msgspec.msgpack.encode(record)))
+
+
+def _record(
+    lease: LeaseGrant, sampling: Sampling, talk: Conversation, episode: Episode, episode_s: float
+) -> Trajectory:
+    """Raises EngineError or ValueError for an episode that makes no record."""
+    if not talk.completions:
+        raise ValueError("an episode must hold at least one reply of the policy, it holds none")
+    reward = float(episode.score.reward)
+    if not math.isfinite(reward):
+        raise ValueError(f"a reward must be finite, got {reward}")
+    has_logprobs = all(completion.logprobs is not None for completion in talk.completions)
+    return Trajectory(
+        task=lease.prompt.task,
+        prompt_id=lease.prompt.prompt_id,
+        segments=tuple(talk.segments),
+        reward=reward,
+        policy_min=min(completion.policy_min for completion in talk.completions),
+        policy_max=max(completion.policy_max for completion in talk.completions),
+        finish_reason=talk.completions[-1].finish_reason,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        logprob_convention=LOGPROBS_FULL_VOCAB_AT_TEMPERATURE if has_logprobs else None,
+        omega={**episode.omega, "status": episode.score.status, "episode_s": round(episode_s, 6)},
+    )
+
+
+def _sampled_segment(completion: Completion) -> Segment:
+    if not completion.token_ids:
+        raise EngineError("a completion must have at least one token, the engine returned none")
+    if completion.logprobs is not None and len(completion.logprobs) != len(completion.token_ids):
+        raise EngineError(
+            f"a completion must have one log-prob per token, got {len(completion.logprobs)}"
+            f" for {len(completion.token_ids)}"
+        )
+    return Segment(
+        token_ids=pack_tokens(completion.token_ids),
+        sampled=True,
+        logprobs=None if completion.logprobs is None else pack_logprobs(completion.logprobs),
+        versions=None if completion.versions is None else pack_tokens(completion.versions),
+    )
+
+
+def _conversation_seed(seed: int, position: int) -> int:
+    """Seeds of neighbouring conversations lie far apart, so their turns' seeds do not meet."""
+    return seed * 1_000_003 + position * 10_007
+
+
+def _status_of(problem: Exception) -> RowStatus:
+    aborted = isinstance(problem, EngineError) and str(problem).startswith("aborted")
+    return RowStatus.ABORTED if aborted else RowStatus.ERROR
+
+
+def _sentence(problem: Exception) -> str:
+    text = " ".join(str(problem).split())
+    kind = "" if isinstance(problem, EngineError) else f"{type(problem).__name__}: "
+    return f"{kind}{text}"[:MAX_ERROR_CHARS]

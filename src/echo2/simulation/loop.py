@@ -1,0 +1,191 @@
+"""An event loop whose clock jumps.
+
+Invariant (I10): what runs on this loop depends on nothing but its arguments. Time passes only when nothing is ready,
+and then it jumps to the next timer; threads, sockets, subprocesses and signals are refused; tasks hash by their number, so
+sets of tasks are walked in the same order in every run.
+
+A wait that nothing can end is a ``Deadlock`` that names every waiting task and the line it waits on (I7). A run that
+goes on past ``until_s``, or that spins without time passing, is reported the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import linecache
+from collections.abc import Coroutine
+from contextvars import Context
+from heapq import heappop
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+
+from echo2.errors import Starved
+
+T = TypeVar("T")
+
+TICK_S = 1e-6
+"""Timers closer than this fire together; far above the rounding of a float that holds years."""
+SPIN_LIMIT = 200_000
+"""Loop turns without time passing that count as a livelock; honest bursts of callbacks stay far below."""
+WIND_UP_S = 3600.0
+"""Virtual time that cancelled tasks get to clean up after the main one ended."""
+_ASYNCIO_DIR = str(Path(asyncio.__file__).parent)
+
+
+class Deadlock(Starved):
+    """The simulated run cannot go on, or does not come to an end."""
+
+
+class _CountedTask(asyncio.Task[Any]):
+    """A task whose hash is its number: ``set`` order, and so cancellation order, repeats between runs."""
+
+    number: int = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _NoSelector:
+    """Stands where a loop keeps its sockets; being asked to wait means that nothing is ready."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None) -> list[Any]:
+        self._loop.pass_time(idle=timeout is None or timeout > 0)
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    def __init__(self, until_s: float) -> None:
+        super().__init__()
+        self._now_s = 0.0
+        self.until_s = until_s
+        self._turns_without_time = 0
+        self._tasks_made = 0
+        self._clock_resolution = TICK_S
+        self._selector = _NoSelector(self)
+        self.faults: list[str] = []
+        self.set_task_factory(self._make_task)
+        self.set_exception_handler(self._note_fault)
+
+    def time(self) -> float:
+        return self._now_s
+
+    def pass_time(self, *, idle: bool) -> None:
+        """Called once per turn of the loop; jumps to the next timer when idle."""
+        if not idle:
+            self._turns_without_time += 1
+            if self._turns_without_time > SPIN_LIMIT:
+                raise Deadlock(
+                    f"{SPIN_LIMIT} turns passed at {self._now_s:.3f} s without time going on; "
+                    f"a loop must wait for something\n{describe_tasks(self)}"
+                )
+            return
+        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        while scheduled and scheduled[0].cancelled():
+            # BaseEventLoop only forgets cancelled timers lazily; one at the head must not make time jump.
+            heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
+        if not scheduled:
+            raise Deadlock(
+                f"nothing can happen any more at {self._now_s:.3f} s: no task is ready and no timer runs"
+                f"\n{describe_tasks(self)}"
+            )
+        if scheduled[0].when() > self.until_s:
+            raise Deadlock(f"the run had to end by {self.until_s:g} s and still waits\n{describe_tasks(self)}")
+        self._turns_without_time = 0
+        self._now_s = max(self._now_s, scheduled[0].when())
+
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, coro: Any, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        task = _CountedTask(coro, loop=loop, context=context)
+        self._tasks_made += 1
+        task.number = self._tasks_made
+        return task
+
+    def _note_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.faults.append(f"{context.get('message', 'fault')}: {context.get('exception')!r}")
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(
+            "virtual time has no threads, sockets, processes or signals: code that runs in simulation must reach "
+            "them through a port (Transport, Store, Spool, Engine, Learner)"
+        )
+
+    call_soon_threadsafe = _refuse  # type: ignore[assignment]
+    run_in_executor = _refuse  # type: ignore[assignment]
+    getaddrinfo = _refuse
+    create_connection = _refuse
+    create_server = _refuse
+    create_datagram_endpoint = _refuse
+    subprocess_exec = _refuse
+    subprocess_shell = _refuse
+    add_reader = _refuse  # type: ignore[assignment]
+    add_writer = _refuse  # type: ignore[assignment]
+    add_signal_handler = _refuse  # type: ignore[assignment]
+
+
+def run_virtual(main: Coroutine[Any, Any, T], *, until_s: float = 30 * 24 * 3600.0) -> T:
+    """Run ``main`` to its end in virtual time and return its result.
+
+    Raises Deadlock when it cannot end or has not ended by ``until_s`` virtual seconds; whatever ``main`` raises
+    otherwise; RuntimeError when a callback failed where nobody could see it.
+    """
+    loop = VirtualLoop(until_s)
+    try:
+        result = loop.run_until_complete(main)
+        if loop.faults:
+            raise RuntimeError("a callback or task failed unseen: " + "; ".join(loop.faults))
+        return result
+    finally:
+        _wind_up(loop)
+        main.close()
+        loop.close()
+
+
+def _wind_up(loop: VirtualLoop) -> None:
+    """Cancel what is left, in order of creation, and let it clean up."""
+    left = _live_tasks(loop)
+    for task in left:
+        task.cancel()
+    if not left:
+        return
+    loop.until_s = loop.time() + WIND_UP_S
+    with contextlib.suppress(Deadlock):  # the first error is the one worth telling
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+
+def _live_tasks(loop: VirtualLoop) -> list[_CountedTask]:
+    tasks = [task for task in asyncio.all_tasks(loop) if isinstance(task, _CountedTask)]
+    return sorted(tasks, key=lambda task: task.number)
+
+
+def describe_tasks(loop: VirtualLoop) -> str:
+    """One line per waiting task: its name and the innermost line of ours that it waits on."""
+    return "\n".join(f"  {task.get_name()} waits {_waits_on(task)}" for task in _live_tasks(loop))
+
+
+def _waits_on(task: asyncio.Task[Any]) -> str:
+    frame: FrameType | None = None
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        here = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
+        if here is not None and not here.f_code.co_filename.startswith(_ASYNCIO_DIR):
+            frame = here
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+    if frame is None:
+        return "for an unknown thing"
+    code = frame.f_code
+    line = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    return f"in {code.co_qualname} ({Path(code.co_filename).name}:{frame.f_lineno}) on: {line}"

@@ -1,0 +1,243 @@
+"""Disks and databases in memory.
+
+Invariant: what was acknowledged survives the death of the program that wrote it, and nothing else does, as on a real
+disk: these objects belong to the world and outlive the programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.parse import encode_manifest
+from echo2.broadcast.signing import encode_signed, sign
+from echo2.coordinator.history import RunState
+from echo2.coordinator.operations import (
+    AssetsPut,
+    EvalPut,
+    Loaded,
+    MetricsDropped,
+    MetricsPut,
+    Operation,
+    Peer,
+    PeerPut,
+    RunPut,
+    Token,
+    TokenPut,
+)
+from echo2.data.groups import (
+    Batch,
+    BatchesDropped,
+    BatchPut,
+    Group,
+    GroupPut,
+    RecordsDropped,
+    Row,
+    RowKey,
+    RowPut,
+    RowsMoved,
+)
+from echo2.errors import IntegrityError, Refused
+from echo2.transport.messages import AssetFile
+from echo2.types import Policy, RowState
+
+T = TypeVar("T")
+
+
+class MemoryStore:
+    """The coordinator's store; a commit takes ``commit_s`` and is lost when the coordinator dies before."""
+
+    def __init__(self, commit_s: float = 0.002) -> None:
+        self._commit_s = commit_s
+        self._state: RunState | None = None
+        self._groups: dict[int, Group] = {}
+        self._rows: dict[RowKey, Row] = {}
+        self._records: dict[RowKey, bytes] = {}
+        self._batches: dict[int, Batch] = {}
+        self._assets: tuple[AssetFile, ...] = ()
+        self._tokens: dict[str, Token] = {}
+        self._peers: dict[str, Peer] = {}
+        self.metrics: dict[int, bytes] = {}
+        self.evals: dict[int, bytes] = {}
+
+    async def commit(self, operations: Sequence[Operation]) -> None:
+        # Encoded at once: the caller goes on changing its own objects while the disk is busy.
+        frozen = [_copy(operation) for operation in operations]
+        await asyncio.sleep(self._commit_s)
+        for operation in frozen:
+            self._apply(operation)
+
+    async def load(self) -> Loaded:
+        counts = Counter(row.state for row in self._rows.values())
+        refused = Counter(row.verdict for row in self._rows.values() if row.state is RowState.REFUSED)
+        return _copy(
+            Loaded(
+                state=self._state,
+                groups=tuple(self._groups.values()),
+                rows=tuple(self._rows.values()),
+                batches=tuple(self._batches.values()),
+                counts=dict(counts),
+                refused_by=dict(refused),
+                metrics=tuple(self.metrics.values()),
+                evals=tuple(self.evals.values()),
+                assets=self._assets,
+                tokens=tuple(self._tokens.values()),
+                peers=tuple(self._peers.values()),
+            )
+        )
+
+    async def payloads(self, row_keys: Sequence[RowKey]) -> list[bytes]:
+        return [self._records[key] for key in row_keys]
+
+    def _apply(self, operation: Operation) -> None:
+        match operation:
+            case RunPut(state):
+                self._state = state
+            case RowPut(row, record):
+                self._rows[row.key] = row
+                if record is not None:
+                    self._records[row.key] = record
+            case RowsMoved(keys, state, verdict):
+                for key in keys:
+                    row = self._rows[key]
+                    self._rows[key] = msgspec.structs.replace(row, state=state, verdict=verdict or row.verdict)
+            case GroupPut(group):
+                self._groups[group.group_id] = group
+            case BatchPut(batch):
+                self._batches[batch.step] = batch
+            case BatchesDropped(first_step):
+                self._batches = {step: b for step, b in self._batches.items() if step < first_step}
+            case RecordsDropped(before_step):
+                self._drop_records(before_step)
+            case _:
+                self._apply_rare(operation)
+
+    def _apply_rare(self, operation: Operation) -> None:
+        match operation:
+            case MetricsPut(step, line):
+                self.metrics[step] = line
+            case MetricsDropped(first_step):
+                self.metrics = {step: line for step, line in self.metrics.items() if step < first_step}
+            case EvalPut(step, line):
+                self.evals[step] = line
+            case AssetsPut(assets):
+                self._assets = assets
+            case TokenPut(token):
+                self._tokens[token.digest] = token
+            case PeerPut(peer):
+                self._peers[peer.peer_id] = peer
+            case _:
+                raise AssertionError(f"a store must know {type(operation).__name__}")
+
+    def _drop_records(self, before_step: int) -> None:
+        self._batches = {step: batch for step, batch in self._batches.items() if step >= before_step}
+        kept = {key for batch in self._batches.values() for key in batch.rows}
+        kept |= {key for key, row in self._rows.items() if row.state is RowState.BUFFERED}
+        self._records = {key: record for key, record in self._records.items() if key in kept}
+
+
+def _copy(value: T) -> T:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value))
+
+
+class MemorySpool:
+    """A worker's outbox; belongs to the worker's disk, so a restarted worker finds what the dead one left."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] = {}
+
+    async def put(self, lease_id: str, payload: bytes) -> None:
+        self._kept[lease_id] = payload
+
+    async def remove(self, lease_id: str) -> None:
+        self._kept.pop(lease_id, None)
+
+    async def pending(self) -> list[tuple[str, bytes]]:
+        return list(self._kept.items())
+
+
+class MemoryShelf:
+    """The coordinator's shelf of snapshots: the same checks as on disk, over small objects."""
+
+    def __init__(self, private_key: bytes) -> None:
+        self._private_key = private_key
+        self._offered: dict[Policy, Manifest] = {}
+        self._objects: dict[Policy, bytes] = {}
+        self._signed: dict[Policy, bytes] = {}
+        self._assets: dict[str, tuple[str, bytes]] = {}
+
+    def object_bytes(self, policy: Policy) -> bytes:
+        """The whole object of a published snapshot. Raises Refused when it is not (any more) on the shelf."""
+        if policy not in self._signed:
+            raise Refused(f"snapshot {policy} is not on the shelf")
+        return self._objects[policy]
+
+    async def offer(self, manifest: Manifest) -> int:
+        known = self._offered.get(manifest.policy)
+        if known is not None and known.object_root != manifest.object_root and manifest.policy in self._signed:
+            raise Refused(f"policy {manifest.policy} was published with other bytes")
+        if known is None or known.object_root != manifest.object_root:
+            self._offered[manifest.policy] = manifest
+            self._objects[manifest.policy] = b""
+        return len(self._objects[manifest.policy])
+
+    async def write(self, policy: Policy, offset: int, data: bytes) -> int:
+        held = self._objects[policy]
+        if offset != len(held):
+            raise Refused(f"the next byte of {policy} is {len(held)}, got {offset}")
+        self._objects[policy] = held + data
+        return len(self._objects[policy])
+
+    async def finish(self, policy: Policy) -> bytes:
+        manifest, data = self._offered[policy], self._objects[policy]
+        if blake3(data).hexdigest() != manifest.object_root:
+            raise IntegrityError(f"the bytes of {policy} do not hash to its manifest")
+        self._signed[policy] = encode_signed(sign(encode_manifest(manifest), self._private_key))
+        return self._signed[policy]
+
+    async def signed_manifest(self, policy: Policy) -> bytes | None:
+        return self._signed.get(policy)
+
+    async def published(self) -> list[Policy]:
+        return sorted(self._signed)
+
+    async def prune(self, keep: Set[Policy]) -> None:
+        for policy in [policy for policy in self._signed if policy not in keep]:
+            for shelf in (self._offered, self._objects, self._signed):
+                del shelf[policy]
+
+    async def missing_assets(self, assets: Sequence[AssetFile]) -> tuple[str, ...]:
+        return tuple(a.name for a in assets if self._assets.get(a.name, ("", b""))[0] != a.blake3)
+
+    async def write_asset(self, asset: AssetFile, data: bytes) -> None:
+        if blake3(data).hexdigest() != asset.blake3:
+            raise IntegrityError(f"asset {asset.name} does not hash to its description")
+        self._assets[asset.name] = (asset.blake3, data)
+
+
+class MemoryDisk:
+    """Snapshot objects by folder, for the learner and the workers of a world."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Path, bytes] = {}
+
+    def write(self, folder: Path, data: bytes) -> None:
+        self._objects[folder] = data
+
+    def read(self, folder: Path) -> bytes:
+        return self._objects[folder]
+
+    def keep_newest(self, folders: Sequence[Path], keep: int) -> None:
+        for folder in list(folders)[: max(0, len(folders) - keep)]:
+            self._objects.pop(folder, None)
+
+    @property
+    def contents(self) -> Mapping[Path, bytes]:
+        return self._objects

@@ -1,0 +1,137 @@
+"""A modelled learner: time passes, digests chain, nothing is computed.
+
+Invariant: its "weights" are the hash chain of the batches it trained on, so a replay after a crash that saw other rows,
+or other order, ends in other weights and is caught by comparing one string.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+import msgspec
+from blake3 import blake3
+
+from echo2.broadcast.layout import TensorShape, header_bytes
+from echo2.broadcast.manifest import Manifest, TensorEntry
+from echo2.broadcast.parse import roots_of
+from echo2.ports import Frozen
+from echo2.simulation.memory import MemoryDisk
+from echo2.transport.messages import BatchReply
+from echo2.transport.partial import folder_name
+from echo2.types import Policy, SnapshotKind
+
+DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+CHUNK_BYTES = 1024
+
+
+class LearnerModel(msgspec.Struct, frozen=True):
+    train_s: float = 10.0
+    """Median time of a training step."""
+    spread: float = 0.1
+    """Log-normal sigma of that time."""
+    checkpoint_s: float = 1.0
+    snapshot_s: float = 0.5
+
+
+class LearnerDisk(msgspec.Struct):
+    """What survives the death of the learner's process."""
+
+    step: int = 0
+    digest: str = ""
+    weights: str = "initial"
+
+
+class FrozenModel(msgspec.Struct, frozen=True):
+    step: int
+    digest: str
+    weights: str
+
+
+class ModelledLearner:
+    """``ports.Learner`` in virtual time; starts from what its disk holds."""
+
+    def __init__(
+        self, model: LearnerModel, run_id: str, dtype: str, durable: LearnerDisk, disk: MemoryDisk, random: Random
+    ) -> None:
+        self._model = model
+        self._run_id = run_id
+        self._dtype = dtype
+        self._durable = durable
+        self._disk = disk
+        self._random = random
+        self._step = durable.step
+        self._digest = durable.digest
+        self.weights = durable.weights
+        self._folders: list[Path] = []
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    @property
+    def last_batch_digest(self) -> str:
+        return self._digest
+
+    async def train_step(self, batch: BatchReply) -> Mapping[str, float]:
+        assert batch.step == self._step, f"batch {batch.step} given to weights of step {self._step}"
+        await asyncio.sleep(self._model.train_s * self._random.lognormvariate(0.0, self._model.spread))
+        self._step += 1
+        self._digest = batch.digest
+        self.weights = blake3(f"{self.weights}/{batch.digest}".encode()).hexdigest()
+        return {"loss": 0.0, "trainable_tokens": float(len(batch.rows))}
+
+    async def freeze(self) -> FrozenModel:
+        return FrozenModel(self._step, self._digest, self.weights)
+
+    async def save_checkpoint(self, frozen: Frozen | None = None) -> None:
+        kept = await self._held(frozen)
+        await asyncio.sleep(self._model.checkpoint_s)
+        self._durable.step, self._durable.digest, self._durable.weights = kept.step, kept.digest, kept.weights
+
+    async def write_snapshot(self, incarnation: int, frozen: Frozen | None = None) -> tuple[Manifest, Path]:
+        kept = await self._held(frozen)
+        policy = Policy(incarnation, kept.step)
+        await asyncio.sleep(self._model.snapshot_s)
+        manifest, data = small_snapshot(self._run_id, policy, self._dtype, kept.weights)
+        folder = Path("learner") / folder_name(policy)
+        self._disk.write(folder, data)
+        self._folders.append(folder)
+        return manifest, folder
+
+    async def _held(self, frozen: Frozen | None) -> FrozenModel:
+        if frozen is None:
+            return await self.freeze()
+        assert isinstance(frozen, FrozenModel), "frozen by another learner"
+        return frozen
+
+    async def discard_snapshots(self, keep: int) -> None:
+        self._disk.keep_newest(self._folders, keep)
+
+
+def small_snapshot(run_id: str, policy: Policy, dtype: str, content: str) -> tuple[Manifest, bytes]:
+    """A true snapshot of one small tensor that holds ``content``: every check of the real format applies to it."""
+    raw = content.encode().ljust(128, b"\0")[:128]
+    width = 4 if dtype == "float32" else 2
+    shape = TensorShape("weights", DTYPE_NAMES[dtype], (len(raw) // width,))
+    entry = TensorEntry(shape.name, shape.dtype, shape.shape, shape.nbytes, blake3(raw).hexdigest())
+    data = header_bytes([shape]) + raw
+    manifest = Manifest(
+        run_id=run_id,
+        policy=policy,
+        kind=SnapshotKind.ANCHOR,
+        base=None,
+        base_root="",
+        codec="raw",
+        object_size=len(data),
+        object_root=blake3(data).hexdigest(),
+        chunk_size=CHUNK_BYTES,
+        chunks=tuple(blake3(data[i : i + CHUNK_BYTES]).hexdigest() for i in range(0, len(data), CHUNK_BYTES)),
+        decoded_root=roots_of([entry]),
+        tensors=(entry,),
+        aliases={},
+        dtype=dtype,
+    )
+    return manifest, data

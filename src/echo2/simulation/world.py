@@ -1,0 +1,261 @@
+"""A run in virtual time: the production coordinator, learner and worker programs in a modelled world.
+
+Invariant (I10): same configuration, same models, same seed, same scenario → the same event log. Programs may be killed
+and started again at any moment; what they wrote to their disks is all that is left of them.
+
+    World ─┬─ Desk ◀── VirtualLine ── LearnerProgram(ModelledLearner)
+           ├─ Coordinator(MemoryStore, MemoryShelf)
+           └─ Desk ◀── VirtualLine ── Worker(scripted engine, MemorySpool) × n
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from echo2.broadcast.signing import public_key
+from echo2.config.root import Config
+from echo2.coordinator.lines import CollectedLines
+from echo2.coordinator.program import Coordinator
+from echo2.data.chat import ByteChat
+from echo2.data.cursor import PromptCursor
+from echo2.data.registry import load_tasks
+from echo2.errors import Echo2Error
+from echo2.learner.program import LearnerOptions, LearnerProgram
+from echo2.metrics import StepMetrics
+from echo2.rollout.engines.scripted import ScriptedEngine
+from echo2.simulation.clock import CountedIds, VirtualClock
+from echo2.simulation.links import Desk, LinkModel, Pipe, VirtualLine
+from echo2.simulation.loop import run_virtual
+from echo2.simulation.memory import MemoryDisk, MemoryShelf, MemorySpool, MemoryStore
+from echo2.simulation.models import LearnerDisk, LearnerModel, ModelledLearner
+from echo2.simulation.record import RecordedEvents
+from echo2.transport.messages import Principal, Role
+from echo2.worker.installer import SnapshotTerms
+from echo2.worker.program import Worker, WorkerOptions
+
+RUN_ID = "run-simulated"
+PRIVATE_KEY = bytes(range(32))
+LEARNER = "learner"
+COORDINATOR = "coordinator"
+ENDING_S = 600.0
+"""Virtual time that learner and workers get to leave after the coordinator is done."""
+
+
+class WorkerModel(msgspec.Struct, frozen=True):
+    name: str
+    link: LinkModel = LinkModel()
+    group_s: float = 5.0
+    """Median time to generate a group."""
+    spread: float = 0.2
+    """Log-normal sigma of that time."""
+    activation_s: float = 0.5
+    """To switch to a loaded snapshot."""
+    clock_skew_s: float = 0.0
+    """How wrong the machine's wall clock is (field report H12)."""
+
+
+class WorldModel(msgspec.Struct, frozen=True):
+    learner: LearnerModel = LearnerModel()
+    learner_link: LinkModel = LinkModel(latency_s=0.001, bytes_per_s=1.25e9)
+    uplink_bytes_per_s: float = 125e6
+    """The coordinator's egress, shared by all downloads."""
+    snapshot_bytes: float = 100e6
+    commit_s: float = 0.002
+
+
+class SimulatedRun(msgspec.Struct):
+    events: list[dict[str, object]]
+    metrics: list[StepMetrics]
+    weights: str
+    """Hash chain of the batches the learner's durable weights were trained on."""
+    ended_s: float
+
+
+Scenario = Callable[["World"], Awaitable[None]]
+"""What happens to the world beside the run: crashes, cut lines, new workers."""
+
+
+class World:
+    """Everything that outlives a program, and the programs' present lives."""
+
+    def __init__(self, config: Config, model: WorldModel, workers: Sequence[WorkerModel], seed: int) -> None:
+        self.config = config
+        self.model = model
+        self.seed = seed
+        self.events = RecordedEvents("world")
+        self.lines = CollectedLines()
+        self.store = MemoryStore(model.commit_s)
+        self.shelf = MemoryShelf(PRIVATE_KEY)
+        self.disk = MemoryDisk()
+        self.learner_disk = LearnerDisk()
+        self.desk = Desk()
+        self.uplink = Pipe(model.uplink_bytes_per_s)
+        self.workers = {worker.name: worker for worker in workers}
+        self.spools = {worker.name: MemorySpool() for worker in workers}
+        self.links: dict[str, VirtualLine] = {}
+        self.programs: dict[str, Worker | LearnerProgram | Coordinator] = {}
+        self.done = asyncio.Event()
+        """The coordinator ended the run in order."""
+        self.faults: dict[str, Echo2Error] = {}
+        """What a program's last life ended with, when that was an error."""
+        self._ids = CountedIds()
+        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._born: dict[str, int] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    # ---- lives -------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Begin a (new) life of ``coordinator``, ``learner`` or a worker."""
+        assert self._group is not None, "inside World.run"
+        assert name not in self._lives or self._lives[name].done(), f"{name} lives already"
+        live = {COORDINATOR: self._coordinator, LEARNER: self._learner}.get(name)
+        self._born[name] = self._born.get(name, 0) + 1
+        work = live() if live is not None else self._worker(self.workers[name])
+        self._lives[name] = self._group.create_task(self._life(name, work), name=name)
+
+    async def kill(self, name: str) -> None:
+        """End a life at once, as kill -9 does: nothing it does while dying reaches anybody."""
+        self.events.emit("killed", program=name)
+        line = self.links.get(name)
+        if line is not None:
+            line.cut = True
+        life = self._lives[name]
+        life.cancel()
+        await asyncio.wait([life])
+
+    def drain(self, name: str) -> None:
+        worker = self.programs[name]
+        assert isinstance(worker, Worker)
+        worker.drain("asked by the scenario")
+
+    async def _life(self, name: str, work: Awaitable[None]) -> None:
+        self.faults.pop(name, None)
+        try:
+            await work
+        except Echo2Error as error:
+            self.faults[name] = error
+            self.events.emit("program_failed", program=name, error=f"{type(error).__name__}: {error}")
+            if name == COORDINATOR:
+                raise
+        else:
+            self.events.emit("program_left", program=name)
+
+    async def run(self, scenario: Scenario | None) -> None:
+        """From nothing to the ordered end of the run. Raises what the coordinator ended with."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for name in (COORDINATOR, LEARNER, *self.workers):
+                    self.start(name)
+                story = None if scenario is None else group.create_task(_story(scenario, self), name="scenario")
+                await self.done.wait()
+                if story is not None:
+                    story.cancel()
+                left = [life for life in self._lives.values() if not life.done()]
+                if left:
+                    await asyncio.wait(left, timeout=ENDING_S)
+                for life in left:
+                    life.cancel()
+        except* Echo2Error as group_error:
+            raise group_error.exceptions[0] from None
+
+    # ---- programs ----------------------------------------------------------------------------------------------
+
+    async def _coordinator(self) -> None:
+        tasks = load_tasks(self.config.tasks)
+        weighted = [(tasks[section.name], section.weight) for section in self.config.tasks]
+        coordinator = Coordinator(
+            self.config, self.store, await self.store.load(), self.shelf, PromptCursor(weighted, self.config.run.seed),
+            VirtualClock(), self._ids, self.events.of(COORDINATOR), self.lines,
+            run_id=RUN_ID, snapshot_public_key=public_key(PRIVATE_KEY),
+        )  # fmt: skip
+        self.programs[COORDINATOR] = coordinator
+        ended = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.desk.serve(coordinator, ended), name="desk")
+            await coordinator.run()
+            ended.set()
+        self.done.set()
+
+    async def _learner(self) -> None:
+        dtype = self.config.model.snapshot_dtype
+        random = self._random(LEARNER)
+        learner = ModelledLearner(self.model.learner, RUN_ID, dtype, self.learner_disk, self.disk, random)
+        line = self._line(LEARNER, Role.LEARNER, self.model.learner_link)
+        options = LearnerOptions(
+            run_id=RUN_ID,
+            initial_weights_hash="initial",
+            assets={},
+            checkpoint_every_publishes=self.config.checkpoint.every_publishes,
+            jitter_seed=random.getrandbits(32),
+        )
+        events = self.events.of(LEARNER)
+        program = self.programs[LEARNER] = LearnerProgram(line, line, learner, VirtualClock(), events, options)
+        await program.run()
+
+    async def _worker(self, model: WorkerModel) -> None:
+        config = self.config
+        line = self._line(model.name, Role.WORKER, model.link)
+        engine = ScriptedEngine(
+            duration=lambda tokens, n, random: model.group_s * random.lognormvariate(0.0, model.spread),
+            activation_s=model.activation_s,
+        )
+        tasks = load_tasks(config.tasks)
+        options = WorkerOptions(
+            snapshots=SnapshotTerms(
+                RUN_ID, public_key(PRIVATE_KEY), config.model.snapshot_dtype, Path("workers") / model.name
+            ),
+            heartbeat_s=config.coordinator.heartbeat_s,
+            concurrent_groups=config.rollout.concurrent_groups,
+            orphan_after_s=config.workers.orphan_after_s,
+            thinking=config.rollout.thinking,
+            jitter_seed=self._random(model.name).getrandbits(32),
+        )
+        worker = self.programs[model.name] = Worker(
+            line, line, engine, tasks, ByteChat(), self.spools[model.name], VirtualClock(model.clock_skew_s),
+            self.events.of(model.name), options,
+        )  # fmt: skip
+        await worker.run()
+
+    def _line(self, name: str, role: Role, link: LinkModel) -> VirtualLine:
+        line = self.links[name] = VirtualLine(
+            self.desk, Principal(role, name), link, self._random(f"line {name}"), self.shelf, self.uplink, self.disk,
+            self.model.snapshot_bytes,
+        )  # fmt: skip
+        return line
+
+    def _random(self, purpose: str) -> Random:
+        """A stream of its own per program and life, so that one more draw here changes nothing there."""
+        return Random(f"{self.seed}/{purpose}/{self._born.get(purpose, 0)}")
+
+
+async def _story(scenario: Scenario, world: World) -> None:
+    await scenario(world)
+
+
+def simulate(
+    config: Config,
+    workers: Sequence[WorkerModel],
+    *,
+    seed: int = 0,
+    model: WorldModel = WorldModel(),  # noqa: B008  frozen
+    scenario: Scenario | None = None,
+    until_s: float = 7 * 24 * 3600.0,
+) -> SimulatedRun:
+    """Run to the end in virtual time. Raises Deadlock when nothing can go on or ``until_s`` passed; Starved when the
+    run's own watchdog ended it."""
+
+    async def main() -> SimulatedRun:
+        world = World(config, model, workers, seed)
+        await world.run(scenario)
+        return SimulatedRun(
+            world.events.events, world.lines.metrics, world.learner_disk.weights, asyncio.get_running_loop().time()
+        )
+
+    return run_virtual(main(), until_s=until_s)

@@ -1,0 +1,213 @@
+"""A program's line to its coordinator over HTTP.
+
+Invariant (I6): ``fetch`` returns a folder only when every byte in it was compared with the manifest; what an
+interrupted fetch leaves is continued, and never looks complete. Retrying is the caller's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+from blake3 import blake3
+
+from echo2.durable import publish_folder, room_for, write_file
+from echo2.errors import IntegrityError, TransportError, Unauthorised
+from echo2.transport.assets import check_asset
+from echo2.transport.codec import Busy, Received, decode_reply, encode, tag_of, waiting_time
+from echo2.transport.credential import load_credential, store_credential
+from echo2.transport.join import JoinString
+from echo2.transport.messages import PROTOCOL_VERSION, AssetFile, Enrol, Enrolled, Reply, Request, RequestBatch
+from echo2.transport.partial import (
+    MANIFEST_NAME,
+    OBJECT_NAME,
+    PARTIAL,
+    PartialObject,
+    folder_name,
+    object_is_whole,
+)
+from echo2.transport.wire import Deadlines, Wire
+from echo2.version import VERSION
+
+if TYPE_CHECKING:
+    from echo2.broadcast.manifest import Manifest
+
+MAX_REPLY_BYTES = 48 * 1024 * 1024
+"""Any reply but a batch; a signed manifest is the largest of them."""
+MAX_BATCH_BYTES = 1 << 30
+"""2,048 trajectories of 8,192 tokens with log-probs and versions are 200 MB."""
+PIECE_S = 15.0
+"""A download asks for about so much at a time, so that the coordinator's slots go round."""
+BLOCK_BYTES = 1024 * 1024
+"""Unit of reading, verifying and writing; the minimum rate is asked of each."""
+FIRST_PIECE_BYTES = 8 * 1024 * 1024
+MAX_PIECE_BYTES = 64 * 1024 * 1024
+BUSY_PAUSE_S = 2.0
+"""Mean pause before asking again when the coordinator serves as many downloads as it allows; jittered (H09)."""
+
+
+class HttpTransport:
+    """Transport, SnapshotSource and SnapshotSink of one enrolled program. Close it in the loop that used it."""
+
+    def __init__(self, join: JoinString, credential_path: Path, deadlines: Deadlines = Deadlines()) -> None:  # noqa: B008
+        self._join = join
+        self._credential_path = credential_path
+        self._deadlines = deadlines
+        self._wire = Wire(join, deadlines)
+        self._enrolled = load_credential(credential_path, join)
+        if self._enrolled is not None:
+            self._wire.present(self._enrolled.credential)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._wire.close()
+
+    async def enrol(self, name: str) -> Enrolled:
+        """Exchange the join token for a credential, or reuse the one an earlier life stored.
+
+        Raises Unauthorised for a wrong or used-up token, UserError for a CA other than the pinned one, TransportError.
+        """
+        if self._enrolled is None:
+            request = Enrol(self._join.token, name, PROTOCOL_VERSION, VERSION)
+            reply = await self.call(request)
+            assert isinstance(reply, Enrolled)
+            await asyncio.to_thread(store_credential, self._credential_path, self._join, reply)
+            self._enrolled = reply
+            self._wire.present(reply.credential)
+        return self._enrolled
+
+    async def call(self, request: Request) -> Reply:
+        """Raises TransportError when no answer came in time; Refused, Unauthorised, Fenced when it was no."""
+        if self._enrolled is None and not isinstance(request, Enrol):
+            raise Unauthorised("this program has not enrolled; enrol first")
+        cap = MAX_BATCH_BYTES if isinstance(request, RequestBatch) else MAX_REPLY_BYTES
+        path = f"/v1/{tag_of(type(request))}"
+        body = await self._wire.exchange("POST", path, encode(request), cap=cap, wait_s=waiting_time(request))
+        return decode_reply(type(request), body)
+
+    async def fetch(self, manifest: Manifest, into: Path) -> Path:
+        """Bring the snapshot to ``into``/<incarnation>.<version>, which holds object and manifest; return that folder.
+
+        Continues what an earlier call left. Raises TransportError, Refused when the version is no longer on the shelf
+        (ask for the current one), IntegrityError for wrong bytes (nothing of them is kept), DiskFull.
+        """
+        final = into / folder_name(manifest.policy)
+        if (final / MANIFEST_NAME).exists() and await asyncio.to_thread(object_is_whole, final / OBJECT_NAME, manifest):
+            return final
+        partial = final.with_name(final.name + PARTIAL)
+        with room_for(partial):
+            partial.mkdir(parents=True, exist_ok=True)
+        download = await asyncio.to_thread(PartialObject, partial / OBJECT_NAME, manifest)
+        try:
+            async with asyncio.timeout(self._deadlines.transfer_s(manifest.object_size - download.received)):
+                await self._fetch_rest(manifest, download)
+            await asyncio.to_thread(download.seal)
+        except TimeoutError:
+            raise TransportError(
+                f"snapshot {manifest.policy} must come faster than {self._deadlines.min_rate_bytes_per_s:.0f} bytes/s; "
+                f"{download.received} of {manifest.object_size} bytes are here and will be continued"
+            ) from None
+        finally:
+            download.close()
+        await asyncio.to_thread(_complete, manifest, partial, final)
+        return final
+
+    async def fetch_asset(self, name: str, size: int, blake3: str, into: Path) -> Path:
+        """Bring one small file to ``into``/``name``. Raises Malformed for an unfit name, IntegrityError, DiskFull."""
+        asset = AssetFile(name, size, blake3)
+        check_asset(asset)
+        path = into / name
+        if await asyncio.to_thread(_is_asset, path, asset):
+            return path
+        data = await self._wire.exchange("GET", f"/v1/assets/{name}", cap=size)
+        if len(data) != size or _hash(data) != asset.blake3:
+            raise IntegrityError(f"asset {name} must have {size} bytes of hash {asset.blake3[:16]}…, got other bytes")
+        await asyncio.to_thread(_write_asset, path, data)
+        return path
+
+    async def upload(self, manifest: Manifest, folder: Path, start: int) -> None:
+        """Send the object's bytes from offset ``start``, which is what the reply to the offer said."""
+        piece_bytes = _whole_chunks(FIRST_PIECE_BYTES, manifest.chunk_size)
+        path = _object_path(manifest)
+        descriptor = await asyncio.to_thread(os.open, folder / OBJECT_NAME, os.O_RDONLY)
+        try:
+            while start < manifest.object_size:
+                piece = await asyncio.to_thread(os.pread, descriptor, piece_bytes, start)
+                reply = await self._wire.exchange("PUT", f"{path}?offset={start}", piece, cap=1024)
+                received = msgspec.msgpack.decode(reply, type=Received).received_bytes
+                if received <= start:
+                    raise TransportError(f"the upload of snapshot {manifest.policy} makes no progress at {start}")
+                start = received
+        finally:
+            os.close(descriptor)
+
+    async def upload_asset(self, name: str, path: Path) -> None:
+        """Send one small file."""
+        data = await asyncio.to_thread(path.read_bytes)
+        asset = AssetFile(name, len(data), _hash(data))
+        check_asset(asset)
+        await self._wire.exchange("PUT", f"/v1/assets/{name}?blake3={asset.blake3}", data, cap=1024)
+
+    async def _fetch_rest(self, manifest: Manifest, download: PartialObject) -> None:
+        loop = asyncio.get_running_loop()
+        piece_bytes = _whole_chunks(FIRST_PIECE_BYTES, manifest.chunk_size)
+        while download.received < manifest.object_size:
+            began, before = loop.time(), download.received
+            end = min(before + piece_bytes, manifest.object_size)
+            try:
+                await self._fetch_piece(manifest, download, end)
+            except Busy:
+                await asyncio.sleep(random.uniform(0.5, 1.5) * BUSY_PAUSE_S)
+                continue
+            rate = (download.received - before) / max(loop.time() - began, 1e-3)
+            piece_bytes = _whole_chunks(min(rate * PIECE_S, MAX_PIECE_BYTES), manifest.chunk_size)
+
+    async def _fetch_piece(self, manifest: Manifest, download: PartialObject, end: int) -> None:
+        """Bytes from ``download.received`` to ``end``; each block has a deadline of its own (H01)."""
+        wanted = {"Range": f"bytes={download.received}-{end - 1}"}
+        async with self._wire.answer("GET", _object_path(manifest), headers=wanted) as response:
+            told = response.headers.get("Content-Range", "")
+            if response.status != 206 or told != f"bytes {download.received}-{end - 1}/{manifest.object_size}":
+                raise IntegrityError(f"snapshot {manifest.policy}: asked for {wanted['Range']}, got {told[:80]!r}")
+            block_bytes = _whole_chunks(BLOCK_BYTES, manifest.chunk_size)
+            while download.received < end:
+                length = min(block_bytes, end - download.received)
+                async with asyncio.timeout(self._deadlines.transfer_s(length)):
+                    block = await response.content.readexactly(length)
+                await asyncio.to_thread(download.append, block)
+
+
+def _object_path(manifest: Manifest) -> str:
+    return f"/v1/snapshots/{manifest.policy.incarnation}/{manifest.policy.version}/object"
+
+
+def _whole_chunks(nbytes: float, chunk_size: int) -> int:
+    """At least one chunk, else the whole chunks within ``nbytes``."""
+    return max(int(nbytes) // chunk_size, 1) * chunk_size
+
+
+def _complete(manifest: Manifest, partial: Path, final: Path) -> None:
+    write_file(partial / MANIFEST_NAME, msgspec.json.encode(manifest))
+    publish_folder(partial, final)
+
+
+def _write_asset(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, data)
+
+
+def _is_asset(path: Path, asset: AssetFile) -> bool:
+    return path.is_file() and path.stat().st_size == asset.size and _hash(path.read_bytes()) == asset.blake3
+
+
+def _hash(data: bytes) -> str:
+    return blake3(data).hexdigest()

@@ -1,0 +1,348 @@
+"""Everything programs say to one another, as typed data.
+
+Invariant: a message is complete in itself. Requests name who asks only through the credential that carried them (the
+``Principal`` the receiver derives), never through a field the sender could forge.
+
+Every request has exactly one reply type, ``REPLY_OF[type(request)]``; on HTTP a request is ``POST /v1/<tag>`` with a
+msgpack body. Long polls carry their own bounded ``wait_s`` (at most ``MAX_WAIT_S``).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from echo2.types import Policy, Prompt, RowStatus, Sampling, SnapshotKind, Verdict
+
+PROTOCOL_VERSION = 1
+MAX_WAIT_S = 30.0
+"""Longest a long poll is held open: below the idle limits of common proxies."""
+
+
+class Role(StrEnum):
+    WORKER = "worker"
+    LEARNER = "learner"
+    OBSERVER = "observer"
+    OPERATOR = "operator"
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """Who is asking, as proved by the credential."""
+
+    role: Role
+    peer_id: str
+
+
+class Request(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
+    pass
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
+    pass
+
+
+# ---- enrolment -------------------------------------------------------------------------------------------------
+
+
+class Enrol(Request, frozen=True):
+    """Exchange a join token for a credential. The only request a join token is good for."""
+
+    token: str
+    name: str
+    protocol_version: int
+    package_version: str
+
+
+class Enrolled(Reply, frozen=True):
+    peer_id: str
+    credential: str
+    role: Role
+    run_id: str
+    snapshot_public_key: bytes
+    """Ed25519 key that signs this run's manifests."""
+
+
+# ---- worker ----------------------------------------------------------------------------------------------------
+
+
+class AssetFile(msgspec.Struct, frozen=True):
+    """A small file of the model directory (configuration, tokenizer) that a worker needs beside weights."""
+
+    name: str
+    size: int
+    blake3: str
+
+
+class Hello(Request, frozen=True):
+    """A worker (re)starts: leases it does not list are given back."""
+
+    held_leases: tuple[str, ...]
+    task_fingerprints: dict[str, str]
+
+
+class Welcome(Reply, frozen=True):
+    """What a worker must know: the run's configuration (JSON of ``Config``), model assets, timing."""
+
+    run_id: str
+    config_json: str
+    assets: tuple[AssetFile, ...]
+    heartbeat_s: float
+    current: Policy | None
+
+
+class AwaitPolicy(Request, frozen=True):
+    """Long poll until a policy newer than ``after`` is published."""
+
+    after: Policy | None
+    wait_s: float
+
+
+class PolicyNews(Reply, frozen=True):
+    current: Policy | None
+    manifest: bytes | None
+    """Signed manifest bytes of ``current``; None when there is nothing newer."""
+
+
+class RequestLease(Request, frozen=True):
+    """Ask for work under the installed policy; held until the gate opens or ``wait_s`` passes."""
+
+    installed: Policy
+    wait_s: float
+
+
+class LeaseGrant(Reply, frozen=True):
+    """One prompt handed to one worker for the listed trajectories of its group."""
+
+    lease_id: str
+    group_id: int
+    attempt: int
+    prompt: Prompt
+    indices: tuple[int, ...]
+    sampling: Sampling
+    policy: Policy
+    """Version the worker reported installed when the lease was granted."""
+    timeout_s: float
+    purpose: str = "train"
+    """`train`, or `eval`: scored and reported, outside I3's counts."""
+
+
+class LeaseWait(Reply, frozen=True):
+    """No lease now, and why."""
+
+    reason: str
+
+
+class RowSubmission(msgspec.Struct, frozen=True, omit_defaults=True):
+    index: int
+    status: RowStatus
+    error: str = ""
+    record: msgspec.Raw = msgspec.Raw(b"\xc0")
+    """msgpack of a ``Trajectory`` (nil for failures); stored as sent, so unknown fields survive."""
+
+
+class SubmitGroup(Request, frozen=True):
+    lease_id: str
+    group_id: int
+    attempt: int
+    rows: tuple[RowSubmission, ...]
+    busy_s: float = 0.0
+    """Time from lease to submission on the worker's own monotonic clock."""
+
+
+class SubmitVerdicts(Reply, frozen=True):
+    verdicts: tuple[Verdict, ...]
+    """One per submitted row, in order."""
+
+
+class Heartbeat(Request, frozen=True):
+    installed: Policy | None
+    leases: tuple[str, ...]
+    generated_tokens: int = 0
+    spooled_groups: int = 0
+    state: str = ""
+    """What the worker is doing, for people: `waiting: …`, `generating`, `installing 0.4`."""
+
+
+class HeartbeatReply(Reply, frozen=True):
+    drain: bool
+    """Finish running leases, take no new ones, leave."""
+    revoked_leases: tuple[str, ...] = ()
+
+
+class Leave(Request, frozen=True):
+    """A worker that has drained, or a learner that has finished, goes."""
+
+
+# ---- learner ---------------------------------------------------------------------------------------------------
+
+
+class Attach(Request, frozen=True):
+    """A learner (re)starts at ``step`` (training steps its weights hold)."""
+
+    run_id: str
+    step: int
+    last_batch_digest: str
+    """Digest of batch step-1; empty at step 0."""
+    initial_weights_hash: str
+    assets: tuple[AssetFile, ...]
+    rollback: bool = False
+    """True only when the user asked to resume below a published version: opens a new incarnation."""
+
+
+class Attached(Reply, frozen=True):
+    epoch: int
+    """Fencing epoch: requests with an older one are refused."""
+    policy: Policy
+    """The policy that the learner's weights are."""
+    missing_assets: tuple[str, ...]
+    publish_needed: bool
+    """True when ``policy`` must be published (again) before the first batch."""
+    last_step_reported: int
+    """Steps the coordinator knows; more than the learner's when it replays."""
+    stop_after_step: int
+
+
+class RequestBatch(Request, frozen=True):
+    epoch: int
+    step: int
+    wait_s: float
+
+
+class BatchRow(msgspec.Struct, frozen=True):
+    group_id: int
+    index: int
+    record: msgspec.Raw
+
+
+class BatchReply(Reply, frozen=True):
+    """Batch t: the same rows however often it is asked for."""
+
+    step: int
+    digest: str
+    rows: tuple[BatchRow, ...]
+
+
+class BatchWait(Reply, frozen=True):
+    reason: str
+    stop: bool = False
+
+
+class ReportStep(Request, frozen=True):
+    epoch: int
+    step: int
+    """Index t of the step just trained; the policy is now version t + 1."""
+    t_train_s: float
+    wait_s: float
+    stats: dict[str, float]
+    """Learner's own measurements: loss, kl, entropy, clip_share, grad_norm, trainable_tokens …"""
+
+
+class StepAccepted(Reply, frozen=True):
+    policy: Policy
+    publish: bool
+    """True when this version is to be checkpointed and published."""
+    stop: bool
+    """True when the run ends with this step."""
+
+
+class AckCheckpoint(Request, frozen=True):
+    epoch: int
+    step: int
+
+
+class OfferSnapshot(Request, frozen=True):
+    """Announce a snapshot for upload: manifest as JSON bytes, unsigned; the reply says which ranges are missing."""
+
+    epoch: int
+    manifest: bytes
+
+
+class SnapshotOffer(Reply, frozen=True):
+    received_bytes: int
+    """Upload continues from here; equal to the object size when nothing is missing."""
+
+
+class PublishSnapshot(Request, frozen=True):
+    """All bytes are uploaded: verify, sign, make visible. Only after the checkpoint is acknowledged."""
+
+    epoch: int
+    policy: Policy
+
+
+class Done(Reply, frozen=True):
+    pass
+
+
+# ---- people ----------------------------------------------------------------------------------------------------
+
+
+class GetStatus(Request, frozen=True):
+    pass
+
+
+class RunStatus(Reply, frozen=True):
+    """A live picture of the run; ``workers`` rows carry id, name, installed, state, rate, price, last_seen_s."""
+
+    run_id: str
+    name: str
+    phase: str
+    """`waiting for a learner`, `training`, `draining`, `done`, or what it waits for."""
+    step: int
+    steps: int
+    policy: Policy | None
+    last_metrics: dict[str, Any]
+    counts: dict[str, int]
+    workers: tuple[dict[str, Any], ...]
+    problem: str = ""
+
+
+class StopRun(Request, frozen=True):
+    """Orderly end: workers drain, the learner checkpoints and leaves."""
+
+    reason: str = ""
+
+
+class SnapshotInfo(msgspec.Struct, frozen=True):
+    policy: Policy
+    kind: SnapshotKind
+    size: int
+    root: str
+
+
+REPLY_OF: dict[type[Request], type[Reply] | tuple[type[Reply], ...]] = {
+    Enrol: Enrolled,
+    Hello: Welcome,
+    AwaitPolicy: PolicyNews,
+    RequestLease: (LeaseGrant, LeaseWait),
+    SubmitGroup: SubmitVerdicts,
+    Heartbeat: HeartbeatReply,
+    Leave: Done,
+    Attach: Attached,
+    RequestBatch: (BatchReply, BatchWait),
+    ReportStep: StepAccepted,
+    AckCheckpoint: Done,
+    OfferSnapshot: SnapshotOffer,
+    PublishSnapshot: Done,
+    GetStatus: RunStatus,
+    StopRun: Done,
+}
+
+ROLES_OF: dict[type[Request], frozenset[Role]] = {
+    Hello: frozenset({Role.WORKER}),
+    AwaitPolicy: frozenset({Role.WORKER}),
+    RequestLease: frozenset({Role.WORKER}),
+    SubmitGroup: frozenset({Role.WORKER}),
+    Heartbeat: frozenset({Role.WORKER}),
+    Leave: frozenset({Role.WORKER, Role.LEARNER}),
+    Attach: frozenset({Role.LEARNER}),
+    RequestBatch: frozenset({Role.LEARNER}),
+    ReportStep: frozenset({Role.LEARNER}),
+    AckCheckpoint: frozenset({Role.LEARNER}),
+    OfferSnapshot: frozenset({Role.LEARNER}),
+    PublishSnapshot: frozenset({Role.LEARNER}),
+    GetStatus: frozenset(Role),
+    StopRun: frozenset({Role.OPERATOR}),
+}
+"""Who may say what; ``Enrol`` is open to holders of a join token."""

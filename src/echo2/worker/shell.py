@@ -1,0 +1,179 @@
+"""A worker as a process: real ports around ``Worker``.
+
+Invariant: everything a worker is comes from its run: configuration, tokenizer and weights over an authenticated line,
+tasks from modules installed here, and never code from the wire. What it must remember lies in its own folder, so the
+same folder starts the same worker again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from echo2.broadcast.manifest import Manifest
+from echo2.config.root import Config
+from echo2.data.chat import ByteChat, ChatFormat
+from echo2.data.registry import load_tasks
+from echo2.data.template_chat import TemplateChat
+from echo2.durable import remove_folder
+from echo2.errors import DiskFull, IntegrityError, Starved, TransportError
+from echo2.ports import EventLog, SnapshotSource
+from echo2.rollout.engine import Engine
+from echo2.rollout.engines import build_engine
+from echo2.shell import ConsoleEvents, SystemClock, run_program
+from echo2.transport.client import HttpTransport
+from echo2.transport.join import read_join
+from echo2.transport.messages import AssetFile, Enrolled, Hello, Welcome
+from echo2.transport.partial import PARTIAL
+from echo2.transport.patience import Backoff, Line, Recall
+from echo2.types import Policy
+from echo2.worker.installer import SnapshotTerms
+from echo2.worker.program import Worker, WorkerOptions
+from echo2.worker.spool import DiskSpool
+
+JOIN_PATIENCE_S = 1800.0
+"""How long a worker that never reached its coordinator keeps trying, before the run's own limit is known to it."""
+SNAPSHOTS_KEPT = 2
+"""Fetched snapshots left on disk: the installed one and the one before."""
+
+
+class TidySource:
+    """A snapshot source that leaves only the newest snapshots on disk."""
+
+    def __init__(self, source: SnapshotSource) -> None:
+        self._source = source
+
+    async def fetch(self, manifest: Manifest, into: Path) -> Path:
+        folder = await self._source.fetch(manifest, into)
+        await asyncio.to_thread(_keep_newest, into, manifest.policy)
+        return folder
+
+    async def fetch_asset(self, name: str, size: int, blake3: str, into: Path) -> Path:
+        return await self._source.fetch_asset(name, size, blake3, into)
+
+
+def _keep_newest(into: Path, newest: Policy) -> None:
+    found: list[tuple[Policy, Path]] = []
+    for folder in into.iterdir():
+        incarnation, _, version = folder.name.removesuffix(PARTIAL).partition(".")
+        if incarnation.isdigit() and version.isdigit():
+            found.append((Policy(int(incarnation), int(version)), folder))
+    found.sort()
+    complete = [folder for policy, folder in found if folder.suffix != PARTIAL]
+    kept = complete[-SNAPSHOTS_KEPT:]
+    for policy, folder in found:
+        if folder not in kept and policy <= newest:
+            remove_folder(folder)
+
+
+async def run_worker(
+    join: str | None, name: str, folder: Path, device: str | None = None, threads: int | None = None
+) -> None:
+    """Join the run, work until drained. ``device`` and ``threads`` override what the run's configuration says.
+
+    Raises UserError or Unauthorised for a join string that is no good, Refused when tasks differ, Starved when the
+    coordinator fell silent.
+    """
+    life = WorkerLife(join, name, folder, device, threads)
+    await run_program(life.run(), life.stop)
+
+
+class WorkerLife:
+    """From nothing to a running worker, and back; every stage can be stopped."""
+
+    def __init__(self, join: str | None, name: str, folder: Path, device: str | None, threads: int | None) -> None:
+        self._join = read_join(join)
+        self._name = name
+        self._folder = folder
+        self._device = device
+        self._threads = threads
+        self._events: EventLog = ConsoleEvents(f"worker {name}")
+        self._clock = SystemClock()
+        self._seed = secrets.randbits(63)
+        self._stop = Recall()
+        self._worker: Worker | None = None
+
+    def stop(self, reason: str) -> None:
+        if self._worker is not None:
+            self._worker.drain(reason)
+        else:
+            self._stop.call()
+
+    async def run(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        transport = HttpTransport(self._join, self._folder / "credential")
+        try:
+            engine = await self._stop.within(None, "the start", self._build(transport))
+            if engine is None or self._worker is None:
+                return
+            try:
+                await self._worker.run()
+            finally:
+                await engine.close()
+        finally:
+            await transport.close()
+
+    async def _build(self, transport: HttpTransport) -> Engine:
+        jitter = Random(self._seed)
+        enrolled = await self._enrol(transport, jitter)
+        spool = DiskSpool(self._folder / "spool")
+        held = tuple(lease_id for lease_id, _ in await spool.pending())
+        line = Line(transport, self._clock, self._events, jitter, JOIN_PATIENCE_S)
+        # Only asks what to be; the worker says hello once more when it is, with its tasks' fingerprints.
+        welcome = await line.call(Hello(held, {}), Welcome)
+        config = Config.model_validate_json(welcome.config_json)
+        model_dir = self._folder / "model"
+        await self._fetch_assets(transport, welcome.assets, model_dir, jitter)
+        tasks = await asyncio.to_thread(load_tasks, config.tasks)
+        scripted = config.rollout.engine == "scripted"
+        chat: ChatFormat = ByteChat() if scripted else await asyncio.to_thread(TemplateChat, model_dir)
+        engine = await asyncio.to_thread(
+            build_engine, config.rollout.engine, None if scripted else model_dir,
+            device=config.workers.device if self._device is None else self._device,
+            threads=config.workers.threads if self._threads is None else self._threads,
+            dtype=config.model.snapshot_dtype,
+        )  # fmt: skip
+        options = WorkerOptions(
+            snapshots=SnapshotTerms(
+                enrolled.run_id, enrolled.snapshot_public_key, config.model.snapshot_dtype, self._folder / "snapshots"
+            ),
+            heartbeat_s=welcome.heartbeat_s,
+            concurrent_groups=config.rollout.concurrent_groups,
+            orphan_after_s=config.workers.orphan_after_s,
+            thinking=config.rollout.thinking,
+            jitter_seed=self._seed,
+        )
+        source = TidySource(transport)
+        self._worker = Worker(transport, source, engine, tasks, chat, spool, self._clock, self._events, options)
+        return engine
+
+    async def _enrol(self, transport: HttpTransport, jitter: Random) -> Enrolled:
+        backoff = Backoff(jitter)
+        started_s = self._clock.monotonic()
+        while True:
+            try:
+                return await transport.enrol(self._name)
+            except TransportError as error:
+                if self._clock.monotonic() - started_s > JOIN_PATIENCE_S:
+                    silent = f"the coordinator could not be reached for {JOIN_PATIENCE_S:.0f} s: {error}"
+                    raise Starved(silent) from error
+                pause_s = backoff.next_s()
+                self._events.emit("coordinator_unreachable", request="Enrol", error=str(error), retry_in_s=pause_s)
+                await asyncio.sleep(pause_s)
+
+    async def _fetch_assets(
+        self, transport: HttpTransport, assets: Sequence[AssetFile], into: Path, jitter: Random
+    ) -> None:
+        backoff = Backoff(jitter)
+        for asset in assets:
+            while True:
+                try:
+                    await transport.fetch_asset(asset.name, asset.size, asset.blake3, into)
+                    break
+                except (TransportError, IntegrityError, DiskFull) as error:
+                    pause_s = backoff.next_s()
+                    self._events.emit("asset_lost", asset=asset.name, error=str(error), retry_in_s=round(pause_s, 1))
+                    await asyncio.sleep(pause_s)

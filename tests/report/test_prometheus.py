@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from echo2.metrics import StepMetrics
+from echo2.report.prometheus import exposition
+from echo2.transport.messages import RunStatus
+
+
+def samples_of(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+def test_the_page_parses_and_holds_status_metrics_and_counters(
+    make_status: Callable[..., RunStatus], make_metrics: Callable[..., StepMetrics]
+) -> None:
+    samples = samples_of(exposition(make_status(), make_metrics(12), {"requests": 120}))
+    assert samples["echo2_step", ()] == 12
+    assert samples["echo2_rows", (("state", "buffered"),)] == 20
+    assert samples["echo2_bubble_ratio", ()] == make_metrics(12).bubble_ratio
+    assert samples["echo2_refused_rows_total", (("verdict", "stale"),)] == 1
+    assert samples["echo2_requests_total", ()] == 120
+    assert samples["echo2_learner", (("statistic", "lr"),)] == 1e-5
+
+
+def test_a_workers_name_cannot_forge_a_metric(make_status: Callable[..., RunStatus]) -> None:
+    name = 'x"} 1\necho2_step 0\n#'
+    samples = samples_of(exposition(make_status(workers=({"id": "w-1", "name": name, "rate_per_s": 2.0},)), None, {}))
+    assert samples["echo2_worker_trajectories_per_second", (("name", name), ("worker", "w-1"))] == 2.0
+    assert samples["echo2_step", ()] == 12
+
+
+def test_what_is_not_known_yet_is_absent(
+    make_status: Callable[..., RunStatus], make_metrics: Callable[..., StepMetrics]
+) -> None:
+    before = samples_of(exposition(make_status(policy=None, workers=()), None, {}))
+    assert ("echo2_reward", ()) not in before
+    assert ("echo2_published_version", ()) not in before
+    assert before["echo2_workers", ()] == 0
+    assert ("echo2_broadcast_seconds", ()) not in samples_of(exposition(make_status(), make_metrics(0), {}))

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.snapshot import RawTensor, write_snapshot
+from echo2.types import Policy
+
+WriteSnapshot = Callable[..., tuple[Manifest, Path]]
+FullDisk = Callable[[int], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def snapshot_of(tmp_path: Path) -> WriteSnapshot:
+    """Write version ``version``, whose weights follow from it, in chunks of 1 KiB."""
+
+    def write(version: int = 4, elements: int = 3000, name: str = "learner") -> tuple[Manifest, Path]:
+        bits = (np.arange(elements) * (version + 1)).astype(np.uint16)
+        folder = tmp_path / name / f"0.{version}"
+        tensors = {"w": RawTensor.of(bits, "BF16"), "b": RawTensor.of(np.ones(3, np.uint16), "BF16")}
+        manifest = write_snapshot(
+            tensors, {"head": "w"}, run_id="run", policy=Policy(0, version), dtype="bfloat16", folder=folder,
+            chunk_size=1024,
+        )  # fmt: skip
+        return manifest, folder
+
+    return write
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    """A disk with room for so many more bytes: the write that meets the end is cut short, the next one fails."""
+
+    @contextmanager
+    def limit(room: int) -> Iterator[None]:
+        left = room
+        real = os.write
+
+        def write(descriptor: int, data: memoryview) -> int:
+            nonlocal left
+            if not left:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written = real(descriptor, data[:left])
+            left -= written
+            return written
+
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", write)
+            yield
+
+    return limit

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import inspect
+import math
+
+import msgspec
+import pytest
+
+from echo2 import errors
+from echo2.errors import Echo2Error, Malformed, Refused, TransportError
+from echo2.transport.codec import Busy, decode_reply, decode_request, encode, error_of, status_of, tag_of
+from echo2.transport.messages import (
+    REPLY_OF,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseWait,
+    RequestBatch,
+    RequestLease,
+    RowSubmission,
+    SubmitGroup,
+)
+from echo2.types import Policy, RowStatus
+
+
+def test_a_request_reads_back_with_records_as_they_were_sent() -> None:
+    record = msgspec.msgpack.encode({"reward": 1.0, "field of a later version": [1]})
+    row = RowSubmission(0, RowStatus.FINISHED, record=msgspec.Raw(record))
+    read = decode_request("SubmitGroup", encode(SubmitGroup("lease", 1, 0, (row,))))
+    assert isinstance(read, SubmitGroup)
+    assert bytes(read.rows[0].record) == record
+
+
+def test_every_request_has_a_tag_of_its_own() -> None:
+    assert len({tag_of(kind) for kind in REPLY_OF}) == len(REPLY_OF)
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"type": "Leave"}), b"\x91" * 100_000])
+def test_bytes_that_are_no_heartbeat_are_malformed(body: bytes) -> None:
+    with pytest.raises(Malformed, match="Heartbeat could not be read"):
+        decode_request("Heartbeat", body)
+
+
+def test_a_field_of_the_wrong_type_is_malformed() -> None:
+    body = msgspec.msgpack.encode({"type": "Heartbeat", "installed": ["../v9", 1], "leases": []})
+    with pytest.raises(Malformed, match="installed"):
+        decode_request("Heartbeat", body)
+
+
+def test_an_unknown_message_is_malformed() -> None:
+    with pytest.raises(Malformed, match="no message of this protocol"):
+        decode_request("Nonsense", encode(Heartbeat(None, ())))
+
+
+@pytest.mark.parametrize("wait_s", [-1.0, 30.1, math.inf, math.nan])
+def test_i7_a_wait_outside_its_bounds_is_malformed(wait_s: float) -> None:
+    for request in (RequestLease(Policy(0, 0), wait_s), RequestBatch(1, 0, wait_s)):
+        with pytest.raises(Malformed, match="wait_s"):
+            decode_request(tag_of(type(request)), encode(request))
+
+
+def test_a_reply_is_one_of_those_its_request_can_have() -> None:
+    assert decode_reply(RequestLease, encode(LeaseWait("gate"))) == LeaseWait("gate")
+    with pytest.raises(Refused, match="one version"):
+        decode_reply(RequestLease, encode(HeartbeatReply(False)))
+
+
+def test_every_error_arrives_as_itself_or_as_a_reason_to_retry_or_a_refusal() -> None:
+    kinds = [k for _, k in inspect.getmembers(errors, inspect.isclass) if issubclass(k, Echo2Error)]
+    for kind in kinds:
+        status, body = status_of(kind("why"))
+        arrived = error_of(status, encode(body))
+        assert isinstance(arrived, (Refused, TransportError, errors.IntegrityError))
+        assert str(arrived) == "why"
+        if issubclass(kind, (Refused, TransportError)):
+            assert type(arrived) is kind
+    status, body = status_of(Busy("later"))
+    assert type(error_of(status, encode(body))) is Busy
+
+
+def test_an_answer_from_something_else_is_still_an_error() -> None:
+    assert isinstance(error_of(502, b"<html>"), TransportError)
+    assert isinstance(error_of(404, b"<html>"), Refused)
