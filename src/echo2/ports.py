@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from echo2.broadcast.manifest import Manifest
+    from echo2.broadcast.manifest import Manifest as Manifest
     from echo2.coordinator.operations import Loaded
     from echo2.rollout.engine import Engine as Engine
     from echo2.transport.messages import BatchReply, Reply, Request
+    from echo2.types import Policy
 
 
 class Clock(Protocol):
@@ -136,6 +137,26 @@ class Learner(Protocol):
 
     async def discard_snapshots(self, keep: int) -> None:
         """Forget local snapshot folders older than the newest ``keep``."""
+        ...
+
+
+class SnapshotWriter(Protocol):
+    """Writes an immutable snapshot folder: how the learning plane reaches the broadcast plane's format."""
+
+    def __call__(
+        self,
+        tensors: Mapping[str, tuple[str, tuple[int, ...], memoryview]],
+        aliases: Mapping[str, str],
+        *,
+        run_id: str,
+        policy: Policy,
+        dtype: str,
+        folder: Path,
+    ) -> Manifest:
+        """tensors: name → (safetensors element type, shape, little-endian bytes).  aliases: tied name → stored name.
+
+        Blocking; whole or absent. Raises DiskFull, and IntegrityError for tensors that are not of ``dtype``.
+        """
         ...
 
 

@@ -45,7 +45,7 @@ async def ask(
     headers = {"Authorization": f"Bearer {credential}"} if credential else {}
     async with (
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
-        session.request(method, path, data=body, headers=headers) as response,
+        session.request(method, path, data=body, headers=headers, expect100=len(body) > 65536) as response,
     ):
         data = await response.read()
         told = msgspec.msgpack.decode(data, type=ErrorBody) if response.status >= 400 else None
@@ -120,6 +120,11 @@ async def test_a_body_of_undeclared_length_is_refused(port: int) -> None:
         b"Transfer-Encoding: chunked\r\n\r\n"
     )
     assert b" 411 " in (await raw(port, head)).splitlines()[0]
+
+
+async def test_h01_a_body_that_nobody_asked_for_does_not_hold_the_connection(port: int) -> None:
+    answer = await raw(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nx")
+    assert b" 200 " in answer.splitlines()[0]
 
 
 async def test_h01_an_announced_body_that_stalls_is_ended(port: int) -> None:

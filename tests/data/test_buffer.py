@@ -205,7 +205,9 @@ class TestGroups:
         buffer.submit(a.group_id, 1, [*rows(a.prompt, 0, (1.0, 0.0, 0.0)), failed_row(3)])
         batch = buffer.form_batch()
         assert batch is not None
-        by_group = {g: [r.reward for r in buffer.batch_rows(batch) if r.group_id == g] for g in (a.group_id, b.group_id)}
+        by_group = {
+            g: [r.reward for r in buffer.batch_rows(batch) if r.group_id == g] for g in (a.group_id, b.group_id)
+        }
         assert by_group == {a.group_id: [1.0, 0.0, 0.0], b.group_id: [1.0, 1.0, 0.0, 0.0]}
 
     def test_groups_without_signal_are_dropped_on_request_but_at_most_so_many_per_batch(self) -> None:
@@ -290,7 +292,9 @@ def histories(draw: st.DrawFn) -> list[tuple[str, int]]:
     return draw(
         st.lists(
             st.tuples(
-                st.sampled_from(["lease", "good", "bad", "fail", "lose", "late", "again", "batch", "report", "overdue"]),
+                st.sampled_from(
+                    ["lease", "good", "bad", "fail", "lose", "late", "again", "batch", "report", "overdue"]
+                ),
                 st.integers(0, 5),
             ),
             max_size=60,
@@ -299,7 +303,12 @@ def histories(draw: st.DrawFn) -> list[tuple[str, int]]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(history=histories(), budget=st.integers(0, 3), period=st.integers(1, 3), order=st.sampled_from(["oldest", "freshest"]))
+@given(
+    history=histories(),
+    budget=st.integers(0, 3),
+    period=st.integers(1, 3),
+    order=st.sampled_from(["oldest", "freshest"]),
+)
 def test_no_history_breaks_the_books_or_the_staleness_bound(
     history: list[tuple[str, int]], budget: int, period: int, order: str
 ) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+from random import Random
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from echo2.config.load import build_config
 from echo2.config.root import Config
@@ -46,3 +51,279 @@ def test_coordinator_learner_and_three_workers_repeat_to_the_event() -> None:
     assert first.weights == second.weights
     check_invariants(first, made)
     assert simulate(made, THREE, seed=2).events != first.events
+
+
+def batches(run: SimulatedRun) -> dict[int, set[str]]:
+    """Digests under which each batch was formed."""
+    formed: dict[int, set[str]] = {}
+    for event in run.events:
+        if event["kind"] == "batch":
+            formed.setdefault(event["step"], set()).add(event["digest"])
+    return formed
+
+
+def trained_on(run: SimulatedRun) -> str:
+    """The learner's weights as they must be after the formed batches, in order (see ModelledLearner)."""
+    weights = "initial"
+    for step in range(len(batches(run))):
+        (digest,) = batches(run)[step]
+        weights = blake3(f"{weights}/{digest}".encode()).hexdigest()
+    return weights
+
+
+def kinds(run: SimulatedRun, kind: str, who: str | None = None) -> list[dict[str, Any]]:
+    return [event for event in run.events if event["kind"] == kind and who in (None, event["who"])]
+
+
+async def kill_and_restart(world: World, name: str, at_s: float, away_s: float) -> None:
+    await asyncio.sleep(at_s - asyncio.get_running_loop().time())
+    await world.kill(name)
+    await asyncio.sleep(away_s)
+    world.start(name)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_baselines_run_by_configuration(mode: str) -> None:
+    made = config(run={"steps": 4, "mode": mode})
+    run = simulate(made, THREE)
+    check_invariants(run, made)
+    assert max(line.staleness_max for line in run.metrics) <= {"sync": 0, "async": 1}[mode]
+
+
+def test_a_killed_learner_replays_the_same_batches_and_ends_in_the_same_weights() -> None:
+    """Field reports D04 and D05: the counter goes on, nothing is trained twice, workers keep their versions."""
+    made = config()
+
+    async def scenario(world: World) -> None:
+        await kill_and_restart(world, LEARNER, 45, 20)
+        await kill_and_restart(world, LEARNER, 91, 3)
+
+    run = simulate(made, THREE, scenario=scenario)
+    check_invariants(run, made)
+    assert all(len(digests) == 1 for digests in batches(run).values())
+    assert run.weights == trained_on(run)
+    attached = [event["step"] for event in kinds(run, "attached", LEARNER)]
+    assert len(attached) == 3
+    assert attached == sorted(attached)
+    published = [event["policy"] for event in kinds(run, "published", COORDINATOR)]
+    assert sorted(set(published), key=lambda policy: float(policy)) == list(dict.fromkeys(published))
+
+
+def test_a_killed_coordinator_forgets_nothing_it_acknowledged() -> None:
+    made = config()
+
+    async def scenario(world: World) -> None:
+        await kill_and_restart(world, COORDINATOR, 37, 6)
+        await kill_and_restart(world, COORDINATOR, 80, 15)
+
+    run = simulate(made, THREE, scenario=scenario)
+    check_invariants(run, made)
+    assert run.weights == trained_on(run)
+    assert kinds(run, "coordinator_unreachable")
+
+
+def test_a_killed_worker_delivers_from_its_spool_what_it_had_finished() -> None:
+    made = config()
+
+    async def scenario(world: World) -> None:
+        await asyncio.sleep(25)
+        world.links["near"].cut = True  # its next group is finished and cannot be sent
+        await asyncio.sleep(10)
+        assert len(await world.spools["near"].pending()) == 1
+        await world.kill("near")
+        await asyncio.sleep(2)
+        world.start("near")
+
+    run = simulate(made, THREE, scenario=scenario)
+    check_invariants(run, made)
+    again = [event for event in kinds(run, "joined", "near") if event["held"] == 1]
+    assert len(again) == 1
+    delivered = next(e for e in kinds(run, "submitted", "near") if e["at_s"] > again[0]["at_s"])
+    assert delivered["verdicts"] == "4 accepted"
+
+
+def test_a_late_result_of_a_lease_given_to_another_is_a_duplicate_and_harms_nothing() -> None:
+    """Field report D08: W1 vanishes, W2 does its work, W1 comes back with the same group."""
+    made = config(run={"steps": 10})
+
+    async def scenario(world: World) -> None:
+        await asyncio.sleep(25)
+        world.links["near"].cut = True
+        await asyncio.sleep(made.coordinator.dead_after_s + 40)
+        world.links["near"].cut = False
+
+    run = simulate(made, THREE, scenario=scenario)
+    check_invariants(run, made)
+    assert kinds(run, "worker_silent")
+    late = [event["verdicts"] for event in kinds(run, "submitted", "near") if "accepted" not in event["verdicts"]]
+    assert late
+    assert set(late[0].split(", ")) <= {"4 duplicate", "4 unattributed", "4 stale"}
+    assert run.weights == trained_on(run)
+
+
+def test_lost_replies_are_retried_to_the_same_verdict() -> None:
+    made = config(run={"steps": 4})
+    lossy = [WorkerModel(name, LinkModel(loss=0.15)) for name in ("a", "b", "c")]
+    run = simulate(made, lossy, seed=3)
+    check_invariants(run, made)
+    assert kinds(run, "coordinator_unreachable")
+    granted = {event["lease"] for event in kinds(run, "lease")}
+    assert len(granted) == len(kinds(run, "lease"))
+
+
+def test_a_restarted_worker_is_leased_nothing_before_it_has_weights_fresh_enough() -> None:
+    """Field report E11."""
+    made = config()
+
+    async def scenario(world: World) -> None:
+        await kill_and_restart(world, "near", 70, 1)
+
+    run = simulate(made, THREE, scenario=scenario)
+    killed = kinds(run, "killed")[0]["at_s"]
+    installed = next(e for e in kinds(run, "installed", "near") if e["at_s"] > killed)
+    first = next(e for e in kinds(run, "lease") if e["worker"] == "near" and e["at_s"] > killed)
+    assert first["at_s"] > installed["at_s"]
+    step = max(event["step"] for event in kinds(run, "batch") if event["at_s"] <= first["at_s"])
+    assert int(first["policy"].split(".")[1]) >= step + 1 - made.staleness_budget
+
+
+def test_without_workers_the_run_ends_and_says_so() -> None:
+    """Field report D07."""
+
+    async def scenario(world: World) -> None:
+        await asyncio.sleep(30)
+        for name in ("near", "far", "slow"):
+            await world.kill(name)
+
+    with pytest.raises(Starved, match=r"no trajectory was accepted for 30\d s while the learner waits.*no worker is"):
+        simulate(config(), THREE, scenario=scenario, until_s=3000)
+
+
+def shut_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease gate that never opens again: nobody generates, the learner waits, everybody polls politely for ever."""
+    monkeypatch.setattr("echo2.coordinator.worker_desk.closed_because", lambda inputs, version: "the gate is shut")
+
+
+def test_a_run_that_is_stuck_is_ended_by_its_own_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    shut_the_gate(monkeypatch)
+    with pytest.raises(Starved, match="no trajectory was accepted .* while the learner waits.*3 workers are alive"):
+        simulate(config(), THREE, until_s=3000)
+
+
+def test_a_deadlock_in_the_programs_is_reported_with_who_waits_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """…and where the watchdog sleeps, too, the loop itself tells."""
+    shut_the_gate(monkeypatch)
+    monkeypatch.setattr("echo2.coordinator.program.starved", lambda progress, stall_s: None)
+    with pytest.raises(Deadlock, match="had to end by 2000 s and still waits") as caught:
+        simulate(config(), THREE, until_s=2000)
+    told = str(caught.value)
+    assert "learner waits in" in told
+    assert "lane 0 waits in" in told
+    assert "handle RequestLease of near waits in Coordinator._lease" in told
+    assert "on: return await waiter" in told
+
+
+def test_wrong_wall_clocks_change_nothing() -> None:
+    """Field report H12: leases and staleness depend on no machine's wall clock."""
+    made = config(run={"steps": 4})
+    skews = {"near": 600.0, "far": -600.0, "slow": -60.0}
+    skewed = [WorkerModel(w.name, w.link, w.group_s, clock_skew_s=skews[w.name]) for w in THREE]
+    assert simulate(made, skewed).events == simulate(made, THREE).events
+
+
+def test_a_busy_learner_and_a_short_silence_cost_nobody_a_lease() -> None:
+    """Field report H05: honest work is not taken for death."""
+    made = config(run={"steps": 3})
+
+    async def scenario(world: World) -> None:
+        await asyncio.sleep(20)
+        world.links["slow"].cut = True
+        await asyncio.sleep(made.coordinator.dead_after_s / 2)
+        world.links["slow"].cut = False
+
+    busy = WorldModel(learner=LearnerModel(train_s=200.0))
+    run = simulate(made, THREE, model=busy, scenario=scenario)
+    check_invariants(run, made)
+    assert not kinds(run, "worker_silent")
+    assert not kinds(run, "lease_lost")
+
+
+def test_a_drained_worker_submits_what_it_holds_and_leaves() -> None:
+    made = config()
+
+    async def scenario(world: World) -> None:
+        await asyncio.sleep(40)
+        world.drain("slow")
+
+    run = simulate(made, THREE, scenario=scenario)
+    check_invariants(run, made)
+    left = kinds(run, "left", "slow")[0]["at_s"]
+    assert 40 < left < 60
+    assert not [event for event in kinds(run, "lease") if event["worker"] == "slow" and event["at_s"] > 40]
+    assert not kinds(run, "lease_lost")
+
+
+def test_an_orphaned_worker_shuts_itself_down_with_a_sentence() -> None:
+    made = config(run={"steps": 4}, workers={"orphan_after_s": 60.0})
+
+    async def scenario(world: World) -> None:
+        await asyncio.sleep(20)
+        world.links["near"].cut = True
+
+    run = simulate(made, THREE, scenario=scenario)
+    failed = [event for event in kinds(run, "program_failed") if event["program"] == "near"]
+    assert "Starved: the coordinator must answer within 60 s" in failed[0]["error"]
+
+
+def test_checkpoints_dearer_than_publishes_fork_after_a_crash() -> None:
+    made = config(run={"steps": 12}, checkpoint={"every_publishes": 2})
+
+    async def scenario(world: World) -> None:
+        while not [e for e in world.events.kinds("published", COORDINATOR) if e["policy"] == "0.2"]:
+            await asyncio.sleep(0.5)
+        await kill_and_restart(world, LEARNER, asyncio.get_running_loop().time() + 8, 5)
+
+    run = simulate(made, THREE, scenario=scenario)
+    assert len(kinds(run, "rollback")) == 1
+    last = {line.step: line for line in run.metrics}
+    assert sorted(last) == list(range(12))
+    assert last[11].policy_incarnation == 1
+    assert last[11].generated == sum(getattr(last[11], s) for s in ("trained", "expired", "refused", "buffered", "failed"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_deaths_never_hang_a_run_nor_break_its_books(seed: int) -> None:
+    """Field report D10 at the level of programs: whoever dies whenever, the run ends and I1 and I3 hold."""
+    made = config(run={"steps": 6})
+    random = Random(seed)
+    names = [COORDINATOR, LEARNER, "near", "far", "slow"]
+    deaths = sorted((random.uniform(1, 120), random.choice(names), random.uniform(0.1, 45)) for _ in range(8))
+
+    async def scenario(world: World) -> None:
+        for at_s, name, away_s in deaths:
+            await asyncio.sleep(max(0.0, at_s - asyncio.get_running_loop().time()))
+            await world.kill(name)
+            await asyncio.sleep(away_s)
+            world.start(name)
+
+    run = simulate(made, THREE, seed=seed, scenario=scenario, until_s=5000)
+    check_invariants(run, made)
+    assert run.weights == trained_on(run)
+
+
+def test_the_event_log_does_not_depend_on_the_order_of_hashes() -> None:
+    """I10 between processes: strings hash differently in each of them."""
+    code = (
+        "import sys, runpy; space = runpy.run_path(sys.argv[1]); "
+        "run = space['simulate'](space['config'](run={'steps': 3}), space['THREE'], seed=5); "
+        "print(space['blake3'](repr(run.events).encode()).hexdigest())"
+    )
+    logs = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code, __file__], capture_output=True, text=True, env=environment, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        logs.add(done.stdout)
+    assert len(logs) == 1

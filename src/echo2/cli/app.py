@@ -35,9 +35,9 @@ app.add_typer(snapshot.app, name="snapshot")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from echo2.version import VERSION
 
-        print(version("echo2"))
+        print(VERSION)
         raise typer.Exit
 
 

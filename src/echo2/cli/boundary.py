@@ -22,6 +22,9 @@ from echo2.shell import LIFELINE_VARIABLE
 _UsageError = typer.BadParameter.__base__ or typer.BadParameter
 """Typer's root of usage errors; it has carried its own copy of click, so click's class would not do."""
 
+_INTERRUPTED = 130
+"""What typer makes of Ctrl-C."""
+
 _log_folders: list[Path] = []
 
 
@@ -49,6 +52,8 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         if debug:
             traceback.print_exc()
         return _explain(error)
+    if code == _INTERRUPTED:
+        return _say("interrupted", 1)
     return code if isinstance(code, int) else 0
 
 

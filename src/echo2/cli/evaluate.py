@@ -50,7 +50,8 @@ def evaluate(
     config = checked_config(run, chosen)
     with tempfile.TemporaryDirectory(prefix="echo2-eval-") as folder:
         scores = asyncio.run(_score(config, Path(folder)))
-    facts = {"model": config.model.path, "tasks": [task.name for task in config.tasks], **summarise(scores)}
+    name = config.model.path or f"engine {config.rollout.engine}"
+    facts = {"model": name, "tasks": [task.name for task in config.tasks], **summarise(scores)}
     print_json(facts) if as_json else print(_text(facts))
 
 

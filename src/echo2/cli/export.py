@@ -13,7 +13,7 @@ import typer
 from echo2.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
-    from echo2.broadcast.manifest import Manifest
+    from echo2.run.folder import RunFolder
     from echo2.types import Policy
 
 _VERSION = re.compile(r"(?:(\d{1,15})\.)?(\d{1,15})")
@@ -29,42 +29,43 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a kept version of a run as a model directory that transformers loads."""
-    from echo2.broadcast.pack import verify_directory
     from echo2.cli.inputs import run_folder
     from echo2.errors import UserError
-    from echo2.transport.partial import folder_name
 
     folder = run_folder(run)
-    snapshots = folder.root / "snapshots"
-    policy = _chosen(_kept(snapshots), version, snapshots)
+    kept = _kept(folder)
+    policy = _chosen(sorted(kept), version, folder.root)
     if out.exists():
         raise UserError(f"the output directory must not exist yet, got {out}; name another one or remove it")
-    source = snapshots / folder_name(policy)
-    manifest = verify_directory(source)
-    _write(source, folder.root / "assets", manifest, out)
-    facts = {"folder": out, "policy": str(policy), "dtype": manifest.dtype, "decoded_root": manifest.decoded_root}
+    dtype = _write(kept[policy], folder.root / "assets", out)
+    facts = {"folder": out, "policy": str(policy), "dtype": dtype, "from": kept[policy]}
     print_json(facts) if as_json else print(f"version {policy} of {folder.root} is in {out}")
 
 
-def _kept(snapshots: Path) -> list[Policy]:
-    """Published versions on the coordinator's shelf, oldest first."""
+def _kept(folder: RunFolder) -> dict[Policy, Path]:
+    """Versions and where they lie: snapshots on the coordinator's shelf, and checkpoints of versions that have none."""
     from echo2.transport.partial import MANIFEST_NAME
     from echo2.types import Policy
 
-    found = []
-    for manifest in snapshots.glob(f"*/{MANIFEST_NAME}"):
+    found: dict[Policy, Path] = {}
+    for manifest in folder.root.glob(f"snapshots/*/{MANIFEST_NAME}"):
         match = _VERSION.fullmatch(manifest.parent.name)
         if match and match[1]:
-            found.append(Policy(int(match[1]), int(match[2])))
-    return sorted(found)
+            found[Policy(int(match[1]), int(match[2]))] = manifest.parent
+    incarnation = max((policy.incarnation for policy in found), default=0)
+    for marker in folder.checkpoints.glob("step-*/COMPLETE.json"):
+        step = marker.parent.name.removeprefix("step-")
+        if step.isdigit():
+            found.setdefault(Policy(incarnation, int(step)), marker.parent)
+    return found
 
 
-def _chosen(kept: list[Policy], version: str | None, snapshots: Path) -> Policy:
+def _chosen(kept: list[Policy], version: str | None, root: Path) -> Policy:
     """The newest, the one asked for, or of several incarnations' the newest that has this version. Raises UserError."""
     from echo2.errors import UserError
 
     if not kept:
-        raise UserError(f"a run must have published a version before it can be exported, and {snapshots} holds none")
+        raise UserError(f"a run must have published a version before it can be exported, and {root} holds none")
     if version is None:
         return kept[-1]
     match = _VERSION.fullmatch(version)
@@ -76,10 +77,9 @@ def _chosen(kept: list[Policy], version: str | None, snapshots: Path) -> Policy:
     return fitting[-1]
 
 
-def _write(source: Path, assets: Path, manifest: Manifest, out: Path) -> None:
-    """A snapshot's object is an ordinary safetensors file; only the configuration's element type is adapted."""
+def _write(source: Path, assets: Path, out: Path) -> str:
+    """Weights beside the model's small files, whole or absent; return the element type of the weights."""
     from echo2.durable import publish_folder, room_for
-    from echo2.transport.partial import OBJECT_NAME
 
     aside = out.with_name(out.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -87,10 +87,33 @@ def _write(source: Path, assets: Path, manifest: Manifest, out: Path) -> None:
         aside.mkdir(parents=True)
         for path in sorted(assets.iterdir()) if assets.is_dir() else []:
             shutil.copyfile(path, aside / path.name)
-        shutil.copyfile(source / OBJECT_NAME, aside / OBJECT_NAME)
+        dtype = _from_checkpoint(source, aside) if source.name.startswith("step-") else _from_snapshot(source, aside)
         config = aside / "config.json"
         if config.is_file():
             keys = json.loads(config.read_bytes())
             keys.pop("torch_dtype", None)
-            config.write_text(json.dumps({**keys, "dtype": manifest.dtype}, indent=2, sort_keys=True) + "\n")
+            config.write_text(json.dumps({**keys, "dtype": dtype}, indent=2, sort_keys=True) + "\n")
     publish_folder(aside, out)
+    return dtype
+
+
+def _from_snapshot(source: Path, into: Path) -> str:
+    """A snapshot's object is an ordinary model file."""
+    from echo2.broadcast.pack import verify_directory
+    from echo2.transport.partial import OBJECT_NAME
+
+    manifest = verify_directory(source)
+    shutil.copyfile(source / OBJECT_NAME, into / OBJECT_NAME)
+    return manifest.dtype
+
+
+def _from_checkpoint(source: Path, into: Path) -> str:
+    """Master weights; Hugging Face loaders want to be told that they are PyTorch's."""
+    from safetensors.torch import save_file
+
+    from echo2.learning.checkpoint import load
+    from echo2.transport.partial import OBJECT_NAME
+
+    weights = load(source.parent, int(source.name.removeprefix("step-"))).weights
+    save_file(weights, into / OBJECT_NAME, metadata={"format": "pt"})
+    return "float32"

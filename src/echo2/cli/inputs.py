@@ -58,6 +58,14 @@ def check_parts(config: Config) -> None:
         raise ConfigError(faults)
 
 
+def check_port(config: Config) -> None:
+    """Raises UserError when the coordinator could not listen where it is told to, before a run folder is made."""
+    from echo2.coordinator.server import listen
+
+    if config.coordinator.port:
+        listen(config.coordinator.host, config.coordinator.port).close()
+
+
 def run_folder(path: Path) -> RunFolder:
     """The run folder that ``path`` names, as a folder or by its configuration file. Raises UserError."""
     folder = RunFolder(path.absolute()) if path.is_dir() else RunFolder.of(load_config(path, check_places=False))

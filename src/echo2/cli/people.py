@@ -54,9 +54,13 @@ def stop(
     as_json: JsonFlag = False,
 ) -> None:
     """End a run in order: workers drain, the learner writes its checkpoint. Needs the operator's join string."""
+    from echo2.errors import Refused, UserError
     from echo2.transport.messages import StopRun
 
-    _ask(target, StopRun(reason))
+    try:
+        _ask(target, StopRun(reason))
+    except Refused as error:
+        raise UserError(f"stopping needs the run folder or its join/operator string, but: {error}") from error
     print_json({"stopping": True, "reason": reason}) if as_json else print("the run is stopping")
 
 
@@ -116,7 +120,7 @@ async def _send(join: JoinString, credential: Path, request: Request) -> Reply:
     from echo2.transport.client import HttpTransport
 
     async with HttpTransport(join, credential) as transport:
-        await transport.enrol("operator")
+        await transport.enrol("command line")
         return await transport.call(request)
 
 

@@ -29,7 +29,7 @@ def coordinator(place: Place, overrides: SetOption = None) -> None:
     """Run the coordinator: leases, buffer, snapshots, metrics. Join strings are written to DIR/join."""
     from echo2.coordinator.shell import run_coordinator
 
-    folder = _folder_for(place, overrides or [])
+    folder = _folder_for(place, overrides or [], listens=True)
     with logging_to(folder.root / "logs"):
         asyncio.run(run_coordinator(folder))
 
@@ -47,7 +47,7 @@ def learner(
     """Run the learner: it trains, and resumes from its newest whole checkpoint."""
     from echo2.learner.shell import run_learner
 
-    folder = _folder_for(place, overrides or [])
+    folder = _folder_for(place, overrides or [], listens=False)
     own = folder.join("learner")
     with logging_to(folder.root / "logs"):
         asyncio.run(run_learner(folder.root, str(own) if join is None and own.is_file() else join))
@@ -77,9 +77,9 @@ def worker(
     asyncio.run(run_worker(join, called, folder or Path("echo2-worker") / called, device, threads))
 
 
-def _folder_for(place: Path, overrides: list[str]) -> RunFolder:
+def _folder_for(place: Path, overrides: list[str], *, listens: bool) -> RunFolder:
     """The run folder of ``place``; a configuration file makes a new one, once everything it names was checked."""
-    from echo2.cli.inputs import checked_config, run_folder
+    from echo2.cli.inputs import check_port, checked_config, run_folder
     from echo2.run.folder import RunFolder
 
     if place.is_dir():
@@ -87,6 +87,8 @@ def _folder_for(place: Path, overrides: list[str]) -> RunFolder:
             raise typer.BadParameter("--set needs a configuration file; a run folder keeps what it began with")
         return run_folder(place)
     config = checked_config(place, overrides)
+    if listens:
+        check_port(config)
     folder = RunFolder.of(config)
     folder.prepare(config, resume=folder.is_used)
     return folder

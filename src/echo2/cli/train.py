@@ -49,10 +49,12 @@ def train(
 
 
 def _train(config: Config, resume: bool, as_json: bool) -> None:
+    from echo2.cli.inputs import check_port
     from echo2.report.html import write_report
     from echo2.report.progress import Progress, summary
     from echo2.run.api import Run
 
+    check_port(config)
     progress = Progress()
     run = Run(config, resume=resume, events=_Shown(progress))
     interrupted = False

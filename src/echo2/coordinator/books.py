@@ -47,7 +47,10 @@ class Books:
         self.learner_attached = False
         if self.state.steps_reported < config.run.steps:
             self.state.finished = False  # Resumed with more steps than before.
-        self.stop_reason = "the run has ended" if self.state.finished else ""
+            self.stop_reason = ""
+        else:
+            # Also when an earlier life died between the last step and the end.
+            self.stop_reason = "the run has ended" if self.state.finished else "the last step is trained"
         self.draining = self.state.finished
         self._elapsed_until: float | None = None
         self._written = b""

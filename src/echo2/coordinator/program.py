@@ -118,7 +118,7 @@ class Coordinator:
         """Answer one message. Raises Refused or Fenced with the reason."""
         if principal.role not in m.ROLES_OF.get(type(request), frozenset()):
             raise Refused(f"a {principal.role} may not send {type(request).__name__}")
-        if principal.role is m.Role.WORKER:
+        if principal.role is m.Role.WORKER and not isinstance(request, m.GetStatus):
             self.workers.seen(principal.peer_id, self.registry.name_of(principal.peer_id), self.clock.monotonic())
         elif principal.role is m.Role.LEARNER:
             self._learner_at = self.clock.monotonic()

@@ -130,6 +130,11 @@ def _protocol(header_s: float) -> type[asyncio.Protocol]:
             self._disarm()
             super().connection_lost(error)
 
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.conn.their_state is h11.SEND_BODY:
+                self.transport.close()  # a body that nobody asked for may go on for ever
+
         def _arm(self) -> None:
             if self._deadline is None and self.conn.their_state is h11.IDLE:
                 self._deadline = self.loop.call_later(header_s, self.transport.abort)

@@ -22,6 +22,7 @@ from echo2.broadcast.shelf import DiskShelf
 from echo2.config.root import Config
 from echo2.coordinator.files import FileEvents, FileLines
 from echo2.coordinator.http import build_app
+from echo2.coordinator.limits import Limits
 from echo2.coordinator.operations import Loaded, Operation
 from echo2.coordinator.program import Coordinator
 from echo2.coordinator.server import serve
@@ -80,8 +81,9 @@ async def _serve(
     coordinator: _DiskCoordinator, folder: RunFolder, loaded: Loaded, tls: ServerCertificate | None
 ) -> None:
     config = coordinator.config
+    limits = Limits(max_submit_bytes=config.coordinator.max_submit_bytes)
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    app = build_app(coordinator, coordinator.clock, ca_pem=tls.ca_pem if tls else b"")
+    app = build_app(coordinator, coordinator.clock, limits, ca_pem=tls.ca_pem if tls else b"")
     port = config.coordinator.port or _port_before(folder)
 
     async def announce() -> None:

@@ -59,8 +59,10 @@ def _normalised(group: NDArray[np.float64], scale: Scale, eps: float) -> NDArray
     # Divided by the largest magnitude first, so that squares of huge rewards stay finite.
     magnitude = float(np.abs(group).max())
     unit = group / magnitude
-    centred = unit - unit.mean()
+    centred: NDArray[np.float64] = unit - unit.mean()
     if scale == "none":
-        return centred * magnitude
+        centred *= magnitude
+        return centred
     spread = float(centred.std(ddof=1 if scale == "sample" else 0))
-    return centred / (spread + eps / magnitude)
+    centred /= spread + eps / magnitude
+    return centred

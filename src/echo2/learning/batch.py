@@ -1,7 +1,7 @@
 """From the records of a batch to rows the learner can train on.
 
-Invariant (I8): a token carries loss only if the policy sampled it and something precedes it; ids, mask and log-probs are
-the engine's, aligned one to one, never re-tokenised. Whatever cannot be trained on is left out and counted, so no
+Invariant (I8): a token carries loss only if the policy sampled it and something precedes it; ids, mask and log-probs
+are the engine's, aligned one to one, never re-tokenised. Whatever cannot be trained on is left out and counted, so no
 record can ruin the weights or stop the run.
 """
 
@@ -71,7 +71,7 @@ class TrainingBatch:
 
 
 def form_training_batch(batch: BatchReply, rules: BatchRules) -> TrainingBatch:
-    """Decode, normalise, mask. Raises msgspec.MsgspecError for a record that is no trajectory: admission refuses those."""
+    """Decode, normalise, mask. Raises msgspec.MsgspecError for a record that is no trajectory; admission has none."""
     usable: list[tuple[BatchRow, Trajectory, NDArray[np.int64]]] = []
     for row in batch.rows:
         record = msgspec.msgpack.decode(row.record, type=Trajectory)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 Estimator = Literal["k1", "k2", "k3"]
 
-LINEAR_BEYOND = 20.0
-"""Log-ratio beyond which exp is continued by its tangent: e²⁰ is 5·10⁸, where a penalty no longer needs shape. Clipping
+LINEAR_BEYOND = 10.0
+"""Log-ratio beyond which exp is continued by its tangent: e¹⁰ = 22026 still fits the gradient of a float16. Clipping
 the value instead would give 0·inf = NaN as gradient (field report C08)."""
 
 LARGEST_LOG_RATIO = 1e6

@@ -25,7 +25,9 @@ def sampled_logprobs(
     if targets.numel() == 0:
         # Still connected to the graph: a backward pass over an empty micro-batch is a zero gradient, not an error.
         return hidden.float().sum(dim=-1) * 0.0, hidden.new_zeros(0, dtype=torch.float32)
-    logp, entropy = _SampledLogprobs.apply(hidden, weight, bias, targets, temperature.float(), chunk)
+    logp, entropy = _SampledLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, temperature.float(), chunk
+    )
     return logp, entropy
 
 

@@ -51,7 +51,7 @@ class MicroBatch:
     positions: Tensor
     """[B, L] int64"""
     visible: Tensor | None
-    """[B, 1, L, L] bool, query by key; None when every sheet has one branch and causal attention with ``real`` says it all"""
+    """[B, 1, L, L] bool, query by key; None where each sheet has one branch: causal attention says it all"""
     real: Tensor
     """[B, L] int64: 0 at padding"""
     sheet: Tensor

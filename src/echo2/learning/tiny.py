@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
@@ -31,13 +32,15 @@ CONTEXT_TOKENS = 2048
 
 def write_tiny_model(folder: Path, seed: int) -> None:
     """Write the tokenizer and randomly initialised weights of ``seed`` into ``folder``."""
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = character_tokenizer()
     tokenizer.save_pretrained(folder)
     model = tiny_qwen3(len(tokenizer), seed)
-    model.config.bos_token_id = tokenizer.convert_tokens_to_ids(TURN_START)
-    model.config.eos_token_id = tokenizer.eos_token_id
+    model.config.eos_token_id = tokenizer.convert_tokens_to_ids(TURN_END)
     model.config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
     model.save_pretrained(folder)
 
 
@@ -49,7 +52,7 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(ROLES) + r"|[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(special, special=True, normalized=False) for special in specials])
-    wrapped = PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         unk_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
@@ -76,4 +79,4 @@ def tiny_qwen3(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(config).float()
+        return Qwen3ForCausalLM(config)

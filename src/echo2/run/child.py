@@ -115,6 +115,8 @@ class Child:
 def environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
     """Environment of a child: its life line, unbuffered output, and its share of the CPU."""
     child = {**base, LIFELINE_VARIABLE: "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # Idle OpenMP threads spin by default; with several programs on few cores that takes most of everybody's time.
+    child.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if threads:
         child |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return child

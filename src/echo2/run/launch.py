@@ -105,15 +105,14 @@ class Launch:
                 group.create_task(child.end(TERM_LIMIT_S), name=f"end {child.spec.name}")
 
     async def _start_others(self) -> None:
-        await self._wait_for_coordinator()
+        async with asyncio.timeout(START_LIMIT_S):
+            while not self._listens():  # noqa: ASYNC110  a file of another process can only be looked at
+                if self._coordinator_is_gone():
+                    return
+                await asyncio.sleep(POLL_S)
         async with asyncio.TaskGroup() as group:
             for child in self._others:
                 group.create_task(self._keep(child), name=child.spec.name)
-
-    async def _wait_for_coordinator(self) -> None:
-        async with asyncio.timeout(START_LIMIT_S):
-            while not self._listens():  # noqa: ASYNC110  a file of another process can only be looked at
-                await asyncio.sleep(POLL_S)
 
     def _listens(self) -> bool:
         process = self._coordinator.process

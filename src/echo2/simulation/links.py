@@ -47,6 +47,7 @@ class Desk:
     def __init__(self) -> None:
         self._handler: Handler | None = None
         self._tasks: asyncio.TaskGroup | None = None
+        self._under_way: dict[asyncio.Future[Reply], asyncio.Task[None]] = {}
 
     @property
     def is_open(self) -> bool:
@@ -58,8 +59,11 @@ class Desk:
             async with asyncio.TaskGroup() as tasks:
                 self._handler, self._tasks = handler, tasks
                 await until.wait()
+                for task in self._under_way.values():
+                    task.cancel()
         finally:
             self._handler = self._tasks = None
+            self._under_way = {}
 
     async def ask(self, principal: Principal, request: Request) -> Reply:
         """Raises TransportError when nobody serves, or the one who served died."""
@@ -67,7 +71,9 @@ class Desk:
             raise TransportError("connection refused: the coordinator is down")
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         name = f"handle {type(request).__name__} of {principal.peer_id}"
-        self._tasks.create_task(_answer(self._handler, principal, request, answer), name=name)
+        task = self._tasks.create_task(_answer(self._handler, principal, request, answer), name=name)
+        self._under_way[answer] = task
+        task.add_done_callback(lambda _: self._under_way.pop(answer, None))
         return await answer
 
 
@@ -162,7 +168,7 @@ class VirtualLine:
         """One way over the link. Raises TransportError after a while when the line is down or the message is lost."""
         delay_s = self._link.latency_s * (1 + self._link.jitter * self._random.random())
         lost = self._random.random() < self._link.loss
-        if lost or self.cut or not self._desk.is_open:
+        if lost or self.cut:
             await asyncio.sleep(OUTAGE_DELAY_S)
             raise TransportError(f"no answer over the line of {self._principal.peer_id}")
         await asyncio.sleep(delay_s + nbytes / self._link.bytes_per_s)

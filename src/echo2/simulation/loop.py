@@ -1,8 +1,8 @@
 """An event loop whose clock jumps.
 
 Invariant (I10): what runs on this loop depends on nothing but its arguments. Time passes only when nothing is ready,
-and then it jumps to the next timer; threads, sockets, subprocesses and signals are refused; tasks hash by their number, so
-sets of tasks are walked in the same order in every run.
+and then it jumps to the next timer; threads, sockets, subprocesses and signals are refused; tasks hash by their number,
+so sets of tasks are walked in the same order in every run.
 
 A wait that nothing can end is a ``Deadlock`` that names every waiting task and the line it waits on (I7). A run that
 goes on past ``until_s``, or that spins without time passing, is reported the same way.

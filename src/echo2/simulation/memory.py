@@ -56,6 +56,7 @@ class MemoryStore:
 
     def __init__(self, commit_s: float = 0.002) -> None:
         self._commit_s = commit_s
+        self._queue: list[list[Operation]] = []
         self._state: RunState | None = None
         self._groups: dict[int, Group] = {}
         self._rows: dict[RowKey, Row] = {}
@@ -68,11 +69,18 @@ class MemoryStore:
         self.evals: dict[int, bytes] = {}
 
     async def commit(self, operations: Sequence[Operation]) -> None:
-        # Encoded at once: the caller goes on changing its own objects while the disk is busy.
-        frozen = [_copy(operation) for operation in operations]
-        await asyncio.sleep(self._commit_s)
-        for operation in frozen:
-            self._apply(operation)
+        # Copied at once: the caller goes on changing its own objects while the disk is busy.
+        entry = [_copy(operation) for operation in operations]
+        self._queue.append(entry)
+        try:
+            await asyncio.sleep(self._commit_s)
+        except asyncio.CancelledError:
+            self._queue = [other for other in self._queue if other is not entry]
+            raise
+        # Commits that end at the same moment may wake in any order; they take effect in the order they were made.
+        while any(other is entry for other in self._queue):
+            for operation in self._queue.pop(0):
+                self._apply(operation)
 
     async def load(self) -> Loaded:
         counts = Counter(row.state for row in self._rows.values())
@@ -137,8 +145,8 @@ class MemoryStore:
                 raise AssertionError(f"a store must know {type(operation).__name__}")
 
     def _drop_records(self, before_step: int) -> None:
-        self._batches = {step: batch for step, batch in self._batches.items() if step >= before_step}
-        kept = {key for batch in self._batches.values() for key in batch.rows}
+        kept = {key for step, batch in self._batches.items() if step >= before_step for key in batch.rows}
+        self._batches = {step: batch for step, batch in self._batches.items() if step >= before_step - 1}
         kept |= {key for key, row in self._rows.items() if row.state is RowState.BUFFERED}
         self._records = {key: record for key, record in self._records.items() if key in kept}
 

@@ -24,7 +24,7 @@ from echo2.coordinator.program import Coordinator
 from echo2.data.chat import ByteChat
 from echo2.data.cursor import PromptCursor
 from echo2.data.registry import load_tasks
-from echo2.errors import Echo2Error
+from echo2.errors import Echo2Error, first_cause
 from echo2.learner.program import LearnerOptions, LearnerProgram
 from echo2.metrics import StepMetrics
 from echo2.rollout.engines.scripted import ScriptedEngine
@@ -101,7 +101,7 @@ class World:
         self.programs: dict[str, Worker | LearnerProgram | Coordinator] = {}
         self.done = asyncio.Event()
         """The coordinator ended the run in order."""
-        self.faults: dict[str, Echo2Error] = {}
+        self.faults: dict[str, BaseException] = {}
         """What a program's last life ended with, when that was an error."""
         self._ids = CountedIds()
         self._lives: dict[str, asyncio.Task[None]] = {}
@@ -138,7 +138,8 @@ class World:
         self.faults.pop(name, None)
         try:
             await work
-        except Echo2Error as error:
+        except* Echo2Error as group_error:
+            error = first_cause(group_error)
             self.faults[name] = error
             self.events.emit("program_failed", program=name, error=f"{type(error).__name__}: {error}")
             if name == COORDINATOR:
@@ -162,8 +163,8 @@ class World:
                     await asyncio.wait(left, timeout=ENDING_S)
                 for life in left:
                     life.cancel()
-        except* Echo2Error as group_error:
-            raise group_error.exceptions[0] from None
+        except BaseExceptionGroup as group_error:
+            raise first_cause(group_error) from group_error
 
     # ---- programs ----------------------------------------------------------------------------------------------
 

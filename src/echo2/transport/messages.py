@@ -10,13 +10,15 @@ msgpack body. Long polls carry their own bounded ``wait_s`` (at most ``MAX_WAIT_
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from echo2.types import Policy, Prompt, RowStatus, Sampling, SnapshotKind, Verdict
 
 PROTOCOL_VERSION = 1
+MAX_GROUP_ROWS = 4096
+"""Rows of one submission: far more than a group has, few enough to cost nothing."""
 MAX_WAIT_S = 30.0
 """Longest a long poll is held open: below the idle limits of common proxies."""
 
@@ -146,7 +148,7 @@ class SubmitGroup(Request, frozen=True):
     lease_id: str
     group_id: int
     attempt: int
-    rows: tuple[RowSubmission, ...]
+    rows: Annotated[tuple[RowSubmission, ...], msgspec.Meta(max_length=MAX_GROUP_ROWS)]
     busy_s: float = 0.0
     """Time from lease to submission on the worker's own monotonic clock."""
 

@@ -21,9 +21,11 @@ from echo2.transport.codec import error_of
 from echo2.transport.join import JoinString
 from echo2.transport.tls import pinned_context
 
-_LARGEST_ERROR_BYTES = 64 * 1024
-_EXPECT_ABOVE_BYTES = 1024 * 1024
-"""Larger bodies wait for the coordinator's go-ahead, so a refusal arrives instead of a broken pipe."""
+_LARGEST_SHORT_BYTES = 64 * 1024
+"""Of an error or a certificate; more is not read."""
+_EXPECT_ABOVE_BYTES = 64 * 1024
+"""Larger bodies wait for the coordinator's go-ahead: a refusal then arrives, instead of a broken pipe that looks like a
+lost link and is retried for ever."""
 
 
 class Deadlines(msgspec.Struct, frozen=True):
@@ -98,7 +100,7 @@ class Wire:
             try:
                 if response.status >= 300:
                     async with asyncio.timeout(self.deadlines.answer_s):
-                        raise error_of(response.status, await response.content.read(_LARGEST_ERROR_BYTES))
+                        raise error_of(response.status, await _beginning(response))
                 yield response
             except BaseException:
                 response.close()  # what is left of the body belongs to nobody
@@ -121,7 +123,7 @@ class Wire:
         async with self._new_session(False) as session, asyncio.timeout(self.deadlines.answer_s):
             # Unverified, and used for nothing but the certificate whose fingerprint is checked next.
             response = await session.get(self._join.url + "/ca.pem", allow_redirects=False)
-            pem = await response.content.read(_LARGEST_ERROR_BYTES)
+            pem = await _beginning(response)
             response.close()
         return pinned_context(pem, self._join.ca_fingerprint)
 
@@ -132,6 +134,16 @@ class Wire:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+
+
+async def _beginning(response: aiohttp.ClientResponse) -> bytes:
+    """The answer's first bytes: all of a short one."""
+    data = bytearray()
+    async for block in response.content.iter_any():
+        data += block
+        if len(data) > _LARGEST_SHORT_BYTES:
+            break
+    return bytes(data[:_LARGEST_SHORT_BYTES])
 
 
 def _reason(error: BaseException) -> str:

@@ -25,7 +25,7 @@ import msgspec
 
 from echo2.data.chat import ChatFormat
 from echo2.data.task import Task
-from echo2.errors import DiskFull, Refused, Starved, TransportError, Unauthorised, first_cause
+from echo2.errors import Refused, Starved, TransportError, Unauthorised, first_cause
 from echo2.ports import Clock, EventLog, SnapshotSource, Spool, Transport
 from echo2.rollout.engine import Engine
 from echo2.rollout.episode import run_group
@@ -41,17 +41,15 @@ from echo2.transport.messages import (
     RequestLease,
     RowSubmission,
     SubmitGroup,
-    SubmitVerdicts,
     Welcome,
 )
 from echo2.transport.patience import Backoff, Line, Recall, space_out
 from echo2.types import RowStatus, Trajectory
 from echo2.worker.installer import Installer, SnapshotTerms
+from echo2.worker.outbox import Outbox
 
 EPISODE_MARGIN_S = 30.0
 """Beyond a lease's own time-out, before a group that does not come back is reported as timed out."""
-DRAIN_PATIENCE_S = 60.0
-"""How long a draining worker tries to reach a silent coordinator before it leaves its groups in the spool."""
 
 
 class Phase(StrEnum):
@@ -88,7 +86,6 @@ class Worker:
         self._engine = engine
         self._tasks = tasks
         self._chat = chat
-        self._spool = spool
         self._clock = clock
         self._events = events
         self._options = options
@@ -98,11 +95,11 @@ class Worker:
         self._installer = Installer(
             self._line, source, engine, self._drain, clock, events, self._jitter, options.snapshots, self._on_install
         )
+        self._outbox = Outbox(self._line, spool, self._drain, events, options.orphan_after_s)
         self._finished = False
         self._beat_now = asyncio.Event()
         self._first_install = asyncio.Event()
         self._running: dict[str, Recall] = {}
-        self._backlog: dict[str, SubmitGroup] = {}
         self._tokens = 0
         self._activity = ""
         self.phase = Phase.GREETING
@@ -130,7 +127,7 @@ class Worker:
                 life.create_task(self._heartbeats(), name="heartbeats")
                 async with asyncio.TaskGroup() as work:
                     work.create_task(self._installer.run(), name="installs")
-                    work.create_task(self._submit_backlog(), name="backlog")
+                    work.create_task(self._outbox.run(), name="backlog")
                     for lane in range(self._options.concurrent_groups):
                         work.create_task(self._lane(), name=f"lane {lane}")
                 self._finished = True
@@ -143,12 +140,7 @@ class Worker:
     # ---- greeting and leaving ----------------------------------------------------------------------------------
 
     async def _greet(self) -> None:
-        for lease_id, payload in await self._spool.pending():
-            try:
-                self._backlog[lease_id] = msgspec.msgpack.decode(payload, type=SubmitGroup)
-            except msgspec.DecodeError as error:
-                self._events.emit("spool_unreadable", lease=lease_id, error=str(error))
-                await self._spool.remove(lease_id)
+        await self._outbox.recover()
         welcome = await self._line.call(self._hello(), Welcome)
         run_id = self._options.snapshots.run_id
         if welcome.run_id != run_id:
@@ -172,7 +164,7 @@ class Worker:
             self._events.emit("left")
 
     def _held_leases(self) -> tuple[str, ...]:
-        return (*self._backlog, *self._running)
+        return (*self._outbox.backlog, *self._running)
 
     def _on_install(self) -> None:
         if self.phase is Phase.INSTALLING:
@@ -218,12 +210,7 @@ class Worker:
                 return
             busy_s = self._clock.monotonic() - started_s
             group = SubmitGroup(lease.lease_id, lease.group_id, lease.attempt, rows, busy_s)
-            try:
-                await self._spool.put(lease.lease_id, msgspec.msgpack.encode(group))
-            except (OSError, DiskFull) as error:
-                # A full disk takes the safety net away, not the group: it still goes out from memory.
-                self._events.emit("spool_failed", lease=lease.lease_id, error=str(error))
-            await self._submit(group)
+            await self._outbox.send(group)
         finally:
             del self._running[lease.lease_id]
 
@@ -231,42 +218,16 @@ class Worker:
         """The group's rows, failures as statuses (I4); None when the coordinator took the lease back."""
         task = self._tasks.get(lease.prompt.task)
         if task is None:
-            error = f"this worker has no task named {lease.prompt.task}"
-            return tuple(RowSubmission(index, RowStatus.ERROR, error) for index in lease.indices)
+            return _failed(lease, RowStatus.ERROR, f"this worker has no task named {lease.prompt.task}")
         episode = run_group(self._engine, task, self._chat, lease, self._options.thinking, self._clock)
         try:
             rows = await recall.within(lease.timeout_s + EPISODE_MARGIN_S, "the group", episode)
         except Starved as error:
-            return tuple(RowSubmission(index, RowStatus.TIMEOUT, str(error)) for index in lease.indices)
+            return _failed(lease, RowStatus.TIMEOUT, str(error))
         for row in rows or ():
             if row.status is RowStatus.FINISHED:
                 self._tokens += msgspec.msgpack.decode(row.record, type=Trajectory).sampled_tokens
         return rows
-
-    async def _submit_backlog(self) -> None:
-        for lease_id, group in list(self._backlog.items()):
-            await self._submit(group)
-            del self._backlog[lease_id]
-
-    async def _submit(self, group: SubmitGroup) -> None:
-        """Send until answered; then, and only then, forget."""
-        try:
-            reply = await self._line.call(group, SubmitVerdicts, patience=self._submit_patience_s)
-        except Unauthorised:
-            raise
-        except Refused as error:
-            self._events.emit("submission_refused", lease=group.lease_id, error=str(error))
-        except Starved:
-            if not self._drain.called:
-                raise
-            self._events.emit("left_in_spool", lease=group.lease_id)
-            return
-        else:
-            self._events.emit("submitted", lease=group.lease_id, verdicts=[v.value for v in reply.verdicts])
-        await self._spool.remove(group.lease_id)
-
-    def _submit_patience_s(self) -> float:
-        return DRAIN_PATIENCE_S if self._drain.called else self._options.orphan_after_s
 
     # ---- heartbeats --------------------------------------------------------------------------------------------
 
@@ -287,7 +248,7 @@ class Worker:
     async def _beat(self) -> None:
         activity = self._installer.activity or self._activity
         state = activity if activity and not self._drain.called else self.phase.value
-        beat = Heartbeat(self._engine.installed, self._held_leases(), self._tokens, len(self._backlog), state)
+        beat = Heartbeat(self._engine.installed, self._held_leases(), self._tokens, len(self._outbox.backlog), state)
         try:
             reply = await self._line.once(beat, HeartbeatReply)
         except Unauthorised:
@@ -302,3 +263,7 @@ class Worker:
         for lease_id in reply.revoked_leases:
             if lease_id in self._running:
                 self._running[lease_id].call()
+
+
+def _failed(lease: LeaseGrant, status: RowStatus, error: str) -> tuple[RowSubmission, ...]:
+    return tuple(RowSubmission(index, status, error) for index in lease.indices)

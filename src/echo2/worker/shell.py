@@ -8,6 +8,8 @@ same folder starts the same worker again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +21,15 @@ from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.registry import load_tasks
 from echo2.data.template_chat import TemplateChat
 from echo2.durable import remove_folder
-from echo2.errors import DiskFull, IntegrityError, Starved, TransportError
+from echo2.errors import DiskFull, IntegrityError, Refused, TransportError, Unauthorised
 from echo2.ports import EventLog, SnapshotSource
 from echo2.rollout.engine import Engine
 from echo2.rollout.engines import build_engine
 from echo2.shell import ConsoleEvents, SystemClock, run_program
 from echo2.transport.client import HttpTransport
+from echo2.transport.enrolment import JOIN_PATIENCE_S, enrol_patiently
 from echo2.transport.join import read_join
-from echo2.transport.messages import AssetFile, Enrolled, Hello, Welcome
+from echo2.transport.messages import AssetFile, Hello, Welcome
 from echo2.transport.partial import PARTIAL
 from echo2.transport.patience import Backoff, Line, Recall
 from echo2.types import Policy
@@ -34,8 +37,6 @@ from echo2.worker.installer import SnapshotTerms
 from echo2.worker.program import Worker, WorkerOptions
 from echo2.worker.spool import DiskSpool
 
-JOIN_PATIENCE_S = 1800.0
-"""How long a worker that never reached its coordinator keeps trying, before the run's own limit is known to it."""
 SNAPSHOTS_KEPT = 2
 """Fetched snapshots left on disk: the installed one and the one before."""
 
@@ -118,13 +119,10 @@ class WorkerLife:
 
     async def _build(self, transport: HttpTransport) -> Engine:
         jitter = Random(self._seed)
-        enrolled = await self._enrol(transport, jitter)
+        enrolled = await enrol_patiently(transport, self._name, self._clock, self._events, jitter)
         spool = DiskSpool(self._folder / "spool")
         held = tuple(lease_id for lease_id, _ in await spool.pending())
-        line = Line(transport, self._clock, self._events, jitter, JOIN_PATIENCE_S)
-        # Only asks what to be; the worker says hello once more when it is, with its tasks' fingerprints.
-        welcome = await line.call(Hello(held, {}), Welcome)
-        config = Config.model_validate_json(welcome.config_json)
+        welcome, config = await self._welcome(transport, held, jitter)
         model_dir = self._folder / "model"
         await self._fetch_assets(transport, welcome.assets, model_dir, jitter)
         tasks = await asyncio.to_thread(load_tasks, config.tasks)
@@ -150,19 +148,20 @@ class WorkerLife:
         self._worker = Worker(transport, source, engine, tasks, chat, spool, self._clock, self._events, options)
         return engine
 
-    async def _enrol(self, transport: HttpTransport, jitter: Random) -> Enrolled:
-        backoff = Backoff(jitter)
-        started_s = self._clock.monotonic()
+    async def _welcome(self, transport: HttpTransport, held: tuple[str, ...], jitter: Random) -> tuple[Welcome, Config]:
+        """What to be. The worker says hello once more when it is, with its tasks' fingerprints."""
+        line = Line(transport, self._clock, self._events, jitter, JOIN_PATIENCE_S)
+        told = False
         while True:
-            try:
-                return await transport.enrol(self._name)
-            except TransportError as error:
-                if self._clock.monotonic() - started_s > JOIN_PATIENCE_S:
-                    silent = f"the coordinator could not be reached for {JOIN_PATIENCE_S:.0f} s: {error}"
-                    raise Starved(silent) from error
-                pause_s = backoff.next_s()
-                self._events.emit("coordinator_unreachable", request="Enrol", error=str(error), retry_in_s=pause_s)
-                await asyncio.sleep(pause_s)
+            welcome = await line.call(Hello(held, {}), Welcome)
+            config = Config.model_validate_json(welcome.config_json)
+            if welcome.assets or config.rollout.engine == "scripted":
+                return welcome, config
+            if not told:
+                self._events.emit("waiting", reason="no learner has brought the model's files to the run yet")
+                told = True
+                await asyncio.to_thread(_load_engine_code, config.rollout.engine)
+            await asyncio.sleep(welcome.heartbeat_s * (0.5 + jitter.random()))
 
     async def _fetch_assets(
         self, transport: HttpTransport, assets: Sequence[AssetFile], into: Path, jitter: Random
@@ -173,7 +172,16 @@ class WorkerLife:
                 try:
                     await transport.fetch_asset(asset.name, asset.size, asset.blake3, into)
                     break
-                except (TransportError, IntegrityError, DiskFull) as error:
+                except Unauthorised:
+                    raise
+                except (TransportError, Refused, IntegrityError, DiskFull) as error:
+                    # Refused: the learner has announced the file and is still bringing it.
                     pause_s = backoff.next_s()
                     self._events.emit("asset_lost", asset=asset.name, error=str(error), retry_in_s=round(pause_s, 1))
                     await asyncio.sleep(pause_s)
+
+
+def _load_engine_code(kind: str) -> None:
+    """Spend a wait on the slow imports; what is missing is told when the engine is built."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module(f"echo2.rollout.engines.{kind}")

@@ -35,7 +35,7 @@ class Arithmetic(IntegerAnswerTask):
         self,
         *,
         min_operand: int = 0,
-        max_operand: int = 20,
+        max_operand: int = 9,
         operations: list[str] | tuple[str, ...] = ("add",),
         style: Style = "words",
         seed: int = 0,

@@ -46,7 +46,7 @@ class IntegerAnswers(IntegerAnswerTask):
     def __init__(
         self,
         *,
-        path: str,
+        path: str = "",
         eval_path: str = "",
         question_field: str = "question",
         answer_field: str = "answer",
@@ -61,7 +61,7 @@ class IntegerAnswers(IntegerAnswerTask):
             "instruction": instruction,
         }
         faults = [f"{key} must be a string, got {text!r}" for key, text in texts.items() if not isinstance(text, str)]
-        faults += [f"{key} must not be empty" for key in ("path", "question_field", "answer_field") if texts[key] == ""]
+        faults += [f"{key} must not be empty" for key in ("question_field", "answer_field") if texts[key] == ""]
         if not isinstance(eval_every, int) or isinstance(eval_every, bool) or eval_every < 2:
             faults.append(f"eval_every must be an integer of at least 2, got {eval_every!r}")
         if faults:
@@ -94,6 +94,8 @@ class IntegerAnswers(IntegerAnswerTask):
     @cached_property
     def _data(self) -> tuple[list[Row], list[Row], list[Excluded]]:
         """(train rows, held-out rows, excluded rows)"""
+        if not self._path:
+            raise ConfigError("integer_answers: option path must name a JSONL file of questions, it is empty")
         rows, excluded = self._read(self._path)
         if self._eval_path:
             held_out, more = self._read(self._eval_path)

@@ -8,7 +8,7 @@ uses it (arXiv 2505.24298), truncated weight as in ECHO-2's appendix D.
 
 Deviations: the mean runs over the loss-bearing tokens of the update, not over each trajectory first; ε is asymmetric
 (DAPO, arXiv 2503.14476); w is per token, detached, and 1 where the engine reported no usable log-prob; the KL term is
-weighted by w like the rest, and tokens of zero-variance groups carry it and count in the mean; |log ρ| is clamped to 20.
+weighted by w like the rest; tokens of zero-variance groups carry it and count in the mean; |log ρ| is clamped to 20.
 """
 
 from __future__ import annotations

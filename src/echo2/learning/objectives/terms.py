@@ -82,9 +82,7 @@ def truncated_weight(logp_numerator: Tensor, logp_denominator: Tensor, truncatio
     return difference.clamp(max=LARGEST_LOG_RATIO).exp().clamp(max=truncation)
 
 
-def clipped_surrogate(
-    terms: TokenTerms, ratio: Tensor, weight: Tensor, settings: ObjectiveSettings
-) -> ObjectiveSums:
+def clipped_surrogate(terms: TokenTerms, ratio: Tensor, weight: Tensor, settings: ObjectiveSettings) -> ObjectiveSums:
     """Sums of w·(min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A) - β·KL) over loss-bearing tokens."""
     plain = ratio * terms.advantages
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * terms.advantages

@@ -160,8 +160,6 @@ class DecodeBatch:
         top_p = torch.tensor([[row.sampling.top_p] for row in self._rows], device=self._device)
         uniform = torch.tensor([[row.uniforms[len(row.token_ids)]] for row in self._rows], dtype=torch.float64)
         tokens, logprobs = draw(self._logits, temperature, top_p, uniform.to(self._device))
-        if not bool(torch.isfinite(logprobs).all()):
-            raise EngineError(f"log-probs must be finite, policy {policy} gave others")
         for row, token, logprob in zip(self._rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.append(token, logprob, policy)
 

@@ -12,6 +12,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+from echo2.errors import EngineError
+
 
 def uniforms(seed: int, row: int, count: int) -> Tensor:
     """[count] float64 in [0, 1) of row ``row`` of a generation seeded with ``seed``; drawn on the CPU everywhere.
@@ -27,7 +29,7 @@ def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) ->
     """Sample one token per row by inverting the cumulative distribution.
 
     logits [B, V] float32; temperature, top_p [B, 1] float32; uniform [B, 1] float64 in [0, 1).
-    Returns tokens [B] int64 and their log-probs [B] float32.
+    Returns tokens [B] int64 and their log-probs [B] float32. Raises EngineError for logits that are not numbers.
     """
     logprobs = torch.log_softmax(logits / temperature, dim=-1)
     mass = logprobs.double().exp_()
@@ -35,6 +37,8 @@ def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) ->
         mass = _nucleus(mass, top_p)
     cumulative = mass.cumsum_(dim=-1)
     total = cumulative[:, -1:]
+    if not bool(total.isfinite().all()):
+        raise EngineError("logits must be numbers, the model gave others; the policy has diverged")
     # The target stays below the total, so the first larger entry always exists and has mass of its own.
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, target, right=True)

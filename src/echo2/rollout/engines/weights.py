@@ -92,7 +92,7 @@ def _check_fit(named: Mapping[str, Tensor], policy: Policy, targets: Mapping[str
         if tensor.is_floating_point() and tensor.dtype != dtype:
             raise EngineError(f"snapshot {policy}: {name} must be {dtype}, it is {tensor.dtype}")
         twin = shared.setdefault(target.data_ptr(), name)
-        if twin != name and not torch.equal(named[twin], tensor):
+        if named[twin] is not tensor and not torch.equal(named[twin], tensor):
             raise EngineError(f"snapshot {policy}: the model ties {name} to {twin}, the snapshot holds two values")
 
 

@@ -1,0 +1,166 @@
+"""The learner as a process: real ports around ``LearnerProgram``.
+
+Invariant: a learner that starts goes on from its newest whole checkpoint; only a folder without one begins at version
+0, and then makes it (warm start included) before anything is announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
+
+from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.snapshot import RawTensor, write_snapshot
+from echo2.config.root import Config
+from echo2.data.chat import ByteChat, ChatFormat
+from echo2.data.cursor import PromptCursor
+from echo2.data.registry import load_tasks
+from echo2.errors import ConfigError, Fenced
+from echo2.learner.program import LearnerOptions, LearnerProgram
+from echo2.ports import EventLog
+from echo2.run.folder import RunFolder
+from echo2.shell import ConsoleEvents, SystemClock, run_program
+from echo2.transport.client import HttpTransport
+from echo2.transport.enrolment import enrol_patiently
+from echo2.transport.join import read_join
+from echo2.transport.messages import AssetFile
+from echo2.transport.patience import Recall
+from echo2.types import Policy
+
+if TYPE_CHECKING:
+    from echo2.learning.learner import TorchLearner
+    from echo2.learning.warm_start import GoldBatches, GoldPair
+
+WARM_START_PAIRS = 32
+"""Gold replies of one supervised step: enough for a steady gradient, few enough for a quick step."""
+WARM_START_TRIES = 20
+"""Prompts looked at for each pair before a task without gold replies is told."""
+
+
+async def run_learner(root: Path, join: str | None) -> None:
+    """Train the run in folder ``root`` until it ends or a newer learner takes over.
+
+    Raises UserError, Refused when folder and coordinator do not belong together, Starved when the coordinator fell
+    silent.
+    """
+    life = LearnerLife(RunFolder(root), join)
+    await run_program(life.run(), life.stop)
+
+
+class LearnerLife:
+    def __init__(self, folder: RunFolder, join: str | None) -> None:
+        self._folder = folder
+        self._config = folder.load()
+        self._join = read_join(join)
+        self._events: EventLog = ConsoleEvents("learner")
+        self._clock = SystemClock()
+        self._seed = secrets.randbits(63)
+        self._stop = Recall()
+        self._program: LearnerProgram | None = None
+
+    def stop(self, reason: str) -> None:
+        if self._program is not None:
+            self._program.stop(reason)
+        else:
+            self._stop.call()
+
+    async def run(self) -> None:
+        transport = HttpTransport(self._join, self._folder.learner / "credential")
+        try:
+            program = await self._stop.within(None, "the start", self._build(transport))
+            if program is not None:
+                await program.run()
+        except Fenced as error:
+            # Not a failure: the newer learner goes on. Starting again would only fence that one out.
+            self._events.emit("replaced", why=str(error))
+        finally:
+            await transport.close()
+
+    async def _build(self, transport: HttpTransport) -> LearnerProgram:
+        config = self._config
+        enrolled = await enrol_patiently(transport, "learner", self._clock, self._events, Random(self._seed))
+        self._events.emit("opening", model=config.model.path)
+        learner, assets = await asyncio.to_thread(_open, config, self._folder.root, enrolled.run_id)
+        self._events.emit("opened", step=learner.step)
+        options = LearnerOptions(
+            run_id=enrolled.run_id,
+            initial_weights_hash=learner.initial_weights_hash,
+            assets=assets,
+            checkpoint_every_publishes=config.checkpoint.every_publishes,
+            give_up_after_s=config.workers.orphan_after_s,
+            jitter_seed=self._seed,
+        )
+        self._program = LearnerProgram(transport, transport, learner, self._clock, self._events, options)
+        return self._program
+
+
+def _open(config: Config, root: Path, run_id: str) -> tuple[TorchLearner, dict[AssetFile, Path]]:
+    from echo2.learning.learner import TorchLearner
+    from echo2.learning.pretrained import asset_paths, resolve_model
+
+    model_dir = resolve_model(config.model, root, seed=config.run.seed)
+    gold = _gold_batches(config, model_dir) if config.model.warm_start_steps else None
+    learner = TorchLearner.open(
+        config, root, run_id, resume=True, write_snapshot=_write_snapshot, gold=gold, model_dir=model_dir
+    )
+    return learner, {_asset(path): path for path in asset_paths(model_dir)}
+
+
+def _write_snapshot(
+    tensors: Mapping[str, tuple[str, tuple[int, ...], memoryview]],
+    aliases: Mapping[str, str],
+    *,
+    run_id: str,
+    policy: Policy,
+    dtype: str,
+    folder: Path,
+) -> Manifest:
+    raw = {name: RawTensor(*tensor) for name, tensor in tensors.items()}
+    return write_snapshot(raw, aliases, run_id=run_id, policy=policy, dtype=dtype, folder=folder)
+
+
+def _asset(path: Path) -> AssetFile:
+    data = path.read_bytes()
+    return AssetFile(path.name, len(data), blake3(data).hexdigest())
+
+
+def _gold_batches(config: Config, model_dir: Path) -> GoldBatches:
+    """Supervised step → gold pairs of the run's own prompts, a pure function of the step."""
+    tasks = load_tasks(config.tasks)
+    cursor = PromptCursor([(tasks[section.name], section.weight) for section in config.tasks], config.run.seed)
+    chat = _chat(config, model_dir)
+
+    def pairs_of(step: int) -> list[GoldPair]:
+        pairs: list[GoldPair] = []
+        first = step * WARM_START_PAIRS
+        for position in range(first, first + WARM_START_PAIRS * WARM_START_TRIES):
+            prompt = cursor.prompt(position)
+            task = tasks[prompt.task]
+            reply = task.gold_reply(prompt)
+            if reply is not None:
+                asked = chat.render(task.messages(prompt), thinking=config.rollout.thinking)
+                pairs.append((asked, chat.encode_reply(reply)))
+            if len(pairs) == WARM_START_PAIRS:
+                return pairs
+        if pairs:
+            return pairs
+        raise ConfigError(
+            f"model.warm_start_steps is {config.model.warm_start_steps}, which needs a task with gold replies, and "
+            f"{', '.join(tasks)} has none; set it to 0"
+        )
+
+    return pairs_of
+
+
+def _chat(config: Config, model_dir: Path) -> ChatFormat:
+    if config.rollout.engine == "scripted":
+        return ByteChat()
+    from echo2.data.template_chat import TemplateChat
+
+    return TemplateChat(model_dir)

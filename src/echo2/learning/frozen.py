@@ -1,0 +1,61 @@
+"""The state of one step, held still while the learner trains on.
+
+Invariant: copies lie in host memory that is used again once nobody holds the copy: fresh pages cost more than the copy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from echo2.learning.checkpoint import LearnerState
+
+
+@dataclass(eq=False)
+class FrozenState:
+    """Implements ``ports.Frozen``."""
+
+    state: LearnerState
+    weights: dict[str, Tensor]
+    aliases: dict[str, str]
+    optimizer: dict[str, Tensor]
+
+    @property
+    def step(self) -> int:
+        return self.state.step
+
+
+@dataclass
+class Freezer:
+    """Copies tensors into host buffers and takes the buffers back when a copy is gone."""
+
+    _spare: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def freeze(
+        self,
+        state: LearnerState,
+        weights: Mapping[str, Tensor],
+        aliases: Mapping[str, str],
+        optimizer: Mapping[str, Tensor],
+    ) -> FrozenState:
+        buffers = self._spare.pop() if self._spare else {}
+        kept = {name: _copy(buffers.pop(f"weights/{name}", None), tensor) for name, tensor in weights.items()}
+        moments = {name: _copy(buffers.pop(f"optimizer/{name}", None), tensor) for name, tensor in optimizer.items()}
+        frozen = FrozenState(state, kept, dict(aliases), moments)
+        returned = {f"weights/{k}": v for k, v in kept.items()} | {f"optimizer/{k}": v for k, v in moments.items()}
+        weakref.finalize(frozen, self._take_back, returned)
+        return frozen
+
+    def _take_back(self, buffers: dict[str, Tensor]) -> None:
+        if not self._spare:
+            self._spare.append(buffers)
+
+
+def _copy(buffer: Tensor | None, source: Tensor) -> Tensor:
+    if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
+        buffer = torch.empty(source.shape, dtype=source.dtype, device="cpu")
+    return buffer.copy_(source.detach())

@@ -1,0 +1,153 @@
+"""A Hugging Face causal LM as the function the learner needs: log-probs of sampled tokens.
+
+Invariant: weights are float32; dropout is off, so two passes over the same tokens agree exactly. Before the first step
+the model is checked against its own full logits, and prefixes are shared only where that changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from echo2.errors import ConfigError, UserError
+from echo2.learning.batch import TrainingRow
+from echo2.learning.logprobs import sampled_logprobs
+from echo2.learning.packing import MicroBatch, pack
+
+LOG = logging.getLogger(__name__)
+
+AGREEMENT = 1e-3
+"""Largest difference in a log-prob between two ways of computing it in float32 that still counts as rounding."""
+
+
+class PolicyModel:
+    """π of one set of weights."""
+
+    def __init__(self, model: Any, *, compute_dtype: str, logits_chunk_tokens: int) -> None:
+        """model: a float32 causal LM on its device. Raises UserError when its logits cannot be computed in chunks."""
+        self.model: Any = model.eval()
+        self.device = next(model.parameters()).device
+        self._chunk = logits_chunk_tokens
+        self._body: nn.Module = model.base_model
+        self._head: nn.Module = model.get_output_embeddings()
+        self.vocabulary = int(self._head.weight.shape[0])
+        self._compute = torch.float32
+        self.shares_prefixes = False
+        self._check()
+        self._compute = _supported(compute_dtype, self.device)
+
+    def logprobs(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """[T] float32 log-probs of the micro-batch's targets at their temperatures, and [T] entropies.
+
+        Only hidden states that predict a target meet the vocabulary.
+        """
+        with torch.autocast(self.device.type, dtype=self._compute, enabled=self._compute is not torch.float32):
+            hidden = self._body(
+                input_ids=micro.tokens,
+                attention_mask=micro.real if micro.visible is None else micro.visible,
+                position_ids=micro.positions,
+                use_cache=False,
+            ).last_hidden_state
+        wanted = hidden[micro.sheet, micro.source]
+        bias = getattr(self._head, "bias", None)
+        weight: Tensor = self._head.weight  # type: ignore[assignment]
+        return sampled_logprobs(wanted, weight, bias, micro.target, micro.temperature, chunk=self._chunk)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters by name, tied ones once."""
+        return {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        """Compare with the model's own logits on a handful of tokens, one by one, padded together and packed."""
+        rows = _probe_rows(self.vocabulary)
+        expected = torch.cat([self._from_full_logits(row) for row in rows])
+        padded = self._probe(rows, share_prefixes=False)
+        error = float((padded - expected).abs().max())
+        if not error < AGREEMENT:
+            raise UserError(
+                "the model's logits must be its output embedding applied to its last hidden states; for"
+                f" {type(self.model).__name__} the log-probs differ by {error:.2g}: choose another architecture"
+            )
+        if _plain_attention(self.model.config):
+            packed = self._probe(rows, share_prefixes=True)
+            self.shares_prefixes = float((packed - expected).abs().max()) < AGREEMENT
+        if not self.shares_prefixes:
+            LOG.info("%s: prompts of a group are not shared, each reply is computed alone", type(self.model).__name__)
+
+    def _from_full_logits(self, row: TrainingRow) -> Tensor:
+        tokens = torch.from_numpy(row.tokens)[None].to(self.device)
+        logits = self.model(input_ids=tokens, use_cache=False).logits[0].float() / row.temperature
+        before_target = np.flatnonzero(row.loss) - 1
+        chosen: Tensor = logits.log_softmax(-1)[before_target, row.tokens[row.loss]]
+        return chosen
+
+    def _probe(self, rows: list[TrainingRow], *, share_prefixes: bool) -> Tensor:
+        """[T] in the order of the rows, longest first: that is how they are packed."""
+        micros = pack(rows, budget=1024, share_prefixes=share_prefixes)
+        return torch.cat([self.logprobs(micro.to(self.device))[0] for micro in micros])
+
+
+def load_causal_lm(folder: Path, device: torch.device) -> Any:
+    """The directory's model in float32. Raises UserError when it is none; never runs code from the directory."""
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"the model in {folder} must load as a causal language model, got: {reason[0]}") from error
+    return model.to(device)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the first GPU where there is one. Raises ConfigError for a device this machine lacks."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"learning.device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"learning.device is {name!r}, but this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _supported(name: str, device: torch.device) -> torch.dtype:
+    """A CPU without bfloat16 arithmetic emulates it many times slower than float32, which is then used instead."""
+    if name == "float32":
+        return torch.float32
+    if device.type == "cpu":
+        features = torch.cpu.get_capabilities()
+        if not any(features.get(feature) for feature in ("avx512_bf16", "amx_bf16", "bf16")):
+            LOG.warning("learning.compute_dtype is bfloat16, which this processor only emulates; computing in float32")
+            return torch.float32
+    return torch.bfloat16
+
+
+def _plain_attention(config: Any) -> bool:
+    """Whether a given [query, key] mask means what it says: full attention, by the kernel that takes boolean masks."""
+    text = config.get_text_config()
+    windowed = getattr(text, "sliding_window", None) is not None
+    layers = set(getattr(text, "layer_types", None) or ["full_attention"])
+    return config._attn_implementation == "sdpa" and not windowed and layers == {"full_attention"}
+
+
+def _probe_rows(vocabulary: int) -> list[TrainingRow]:
+    """Two replies of different length to one prompt, longest first, with a temperature of their own each."""
+    tokens = [(i * 7 + 3) % vocabulary for i in range(12)]
+    replies = [(tokens[5:9], 0.7), (tokens[9:12], 1.3)]
+    rows = []
+    for reply, temperature in replies:
+        ids = np.asarray(tokens[:5] + reply, np.int64)
+        loss = np.arange(len(ids)) >= 5
+        rows.append(TrainingRow(0, ids, loss, None, 0.0, temperature, current=True, nucleus=False))
+    return rows

@@ -1,0 +1,53 @@
+"""Supervised steps on gold replies, for models that know nothing yet.
+
+Invariant: deterministic in the weights and the pairs. The result is version 0 and the reference of the KL term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from echo2.learning.batch import TrainingRow
+from echo2.learning.packing import pack
+from echo2.learning.policy_model import PolicyModel
+
+GoldPair = tuple[Sequence[int], Sequence[int]]
+"""Prompt token ids as the engine gets them, and the gold reply's with its end-of-turn token."""
+
+GoldBatches = Callable[[int], Sequence[GoldPair]]
+"""Supervised step → its pairs; the same pairs for the same step."""
+
+GRAD_NORM = 1.0
+"""Largest gradient norm: the first steps of a random model are steep."""
+
+
+def warm_start(policy: PolicyModel, gold: GoldBatches, *, steps: int, lr: float, micro_batch_tokens: int) -> float:
+    """Take ``steps`` AdamW steps on the mean negative log-likelihood of gold reply tokens; return the last loss."""
+    parameters = list(policy.parameters().values())
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
+    loss = float("nan")
+    for step in range(steps):
+        rows = [_row(group, prompt, reply) for group, (prompt, reply) in enumerate(gold(step))]
+        micros = pack(rows, budget=micro_batch_tokens, share_prefixes=False)
+        tokens = sum(micro.targets for micro in micros)
+        if tokens == 0:
+            raise ValueError(f"supervised step {step} must have a gold reply, it has none")
+        loss = 0.0
+        for micro in micros:
+            logp, _ = policy.logprobs(micro.to(policy.device))
+            share = -logp.sum() / tokens
+            share.backward()  # type: ignore[no-untyped-call]
+            loss += float(share.detach())
+        torch.nn.utils.clip_grad_norm_(parameters, GRAD_NORM)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
+def _row(group: int, prompt: Sequence[int], reply: Sequence[int]) -> TrainingRow:
+    tokens = np.asarray([*prompt, *reply], np.int64)
+    loss = np.arange(len(tokens)) >= max(1, len(prompt))
+    return TrainingRow(group, tokens, loss, None, 0.0, 1.0, current=True, nucleus=False)

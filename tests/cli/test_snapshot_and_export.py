@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from .conftest import Echo2
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": True, "torch_dtype": "float16"}))
+    (folder / "tokenizer.json").write_text("{}")
+    save_file(
+        {"model.embed_tokens.weight": np.arange(12, dtype=np.float32).reshape(3, 4)}, folder / "model.safetensors"
+    )
+    return folder
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, model: Path, echo2: Echo2) -> Path:
+    """A run folder with versions 0.0 and 0.2 on its shelf."""
+    folder = tmp_path / "runs" / "r"
+    for version in ("0.0", "0.2"):
+        assert echo2("snapshot", "pack", model, "-o", folder / "snapshots" / version).code == 0
+    (folder / "config.toml").write_text('[run]\nname = "r"\n[rollout]\nengine = "scripted"\n')
+    (folder / "assets").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / "assets" / name).write_bytes((model / name).read_bytes())
+    return folder
+
+
+def test_what_was_packed_verifies(echo2: Echo2, model: Path, tmp_path: Path) -> None:
+    packed = echo2("snapshot", "pack", model, "-o", tmp_path / "out", "--json")
+    verified = echo2("snapshot", "verify", tmp_path / "out", "--json")
+
+    assert (packed.code, verified.code) == (0, 0)
+    assert packed.json == verified.json
+    assert (packed.json["tensors"], packed.json["tied"], packed.json["dtype"]) == (1, 1, "float32")
+    assert "decoded_root" in echo2("snapshot", "verify", tmp_path / "out").out
+
+
+def test_a_flipped_bit_fails_the_verification(echo2: Echo2, model: Path, tmp_path: Path) -> None:
+    echo2("snapshot", "pack", model, "-o", tmp_path / "out")
+    file = tmp_path / "out" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+    done = echo2("snapshot", "verify", tmp_path / "out", "--json")
+
+    assert done.code == 1
+    assert done.json["ok"] is False
+    assert len(done.faults) == 1
+
+
+@pytest.mark.parametrize("command", ["pack", "verify"])
+def test_a_missing_directory_is_the_users_mistake(echo2: Echo2, command: str, tmp_path: Path) -> None:
+    out = ["-o", tmp_path / "out"] if command == "pack" else []
+
+    done = echo2("snapshot", command, tmp_path / "absent", *out)
+
+    assert done.code == 2
+    assert len(done.faults) == 1
+
+
+def test_an_export_is_a_model_directory_of_the_version_asked_for(
+    echo2: Echo2, run_folder: Path, tmp_path: Path
+) -> None:
+    done = echo2("export", run_folder, "--version", "0", "-o", tmp_path / "hf", "--json")
+
+    assert done.code == 0, done.err
+    assert done.json["policy"] == "0.0"
+    assert load_file(tmp_path / "hf" / "model.safetensors")["model.embed_tokens.weight"][2, 3] == 11.0
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config == {"dtype": "float32", "tie_word_embeddings": True}
+    assert (tmp_path / "hf" / "tokenizer.json").is_file()
+
+
+def test_the_newest_version_is_exported_unless_told_otherwise(echo2: Echo2, run_folder: Path, tmp_path: Path) -> None:
+    assert echo2("export", run_folder, "-o", tmp_path / "a", "--json").json["policy"] == "0.2"
+    assert "version 0.2" in echo2("export", run_folder, "-o", tmp_path / "b", "--version", "0.2").out
+
+
+def test_a_version_that_was_only_checkpointed_is_exported_from_there(
+    echo2: Echo2, run_folder: Path, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    checkpoint = pytest.importorskip("echo2.learning.checkpoint")
+    state = checkpoint.LearnerState(3, "", "", "", "r")
+    checkpoint.save(run_folder / "checkpoints", state, {"w": torch.full((2,), 5.0)}, {})
+
+    done = echo2("export", run_folder, "-o", tmp_path / "hf", "--json")
+
+    assert (done.json["policy"], done.json["dtype"]) == ("0.3", "float32")
+    assert load_file(tmp_path / "hf" / "model.safetensors")["w"].tolist() == [5.0, 5.0]
+
+
+def test_versions_that_are_not_kept_and_outputs_that_exist_are_refused(
+    echo2: Echo2, run_folder: Path, tmp_path: Path
+) -> None:
+    absent = echo2("export", run_folder, "--version", "7", "-o", tmp_path / "hf")
+    assert absent.code == 2
+    assert absent.faults == ["version 7 is not kept; kept are 0.0, 0.2"]
+    assert echo2("export", run_folder, "--version", "new", "-o", tmp_path / "hf").code == 2
+    assert "must not exist yet" in echo2("export", run_folder, "-o", run_folder).faults[0]
+    assert echo2("export", tmp_path, "-o", tmp_path / "hf").code == 2

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Echo2
+
+
+def test_tasks_are_listed(echo2: Echo2) -> None:
+    assert {"arithmetic", "integer_answers"} <= set(echo2("task", "list", "--json").json["tasks"])
+    assert "arithmetic" in echo2("task", "list").out.splitlines()
+
+
+def test_prompts_are_shown_with_their_gold_replies(echo2: Echo2) -> None:
+    shown = echo2("task", "show", "arithmetic", "-n", "2", "--split", "eval", "--json").json
+
+    assert [prompt["prompt_id"] for prompt in shown["prompts"]] == ["arithmetic/eval/0", "arithmetic/eval/1"]
+    assert shown["prompts"][0]["messages"][0]["role"] == "user"
+    assert shown["prompts"][0]["gold_reply"] in echo2("task", "show", "arithmetic", "--split", "eval").out
+
+
+@pytest.mark.parametrize(
+    ("gold", "reply", "reward", "status"),
+    [
+        ("16", r"\boxed{016}", 1.0, "correct"),
+        ("16", r"\boxed{-16}", 0.0, "wrong"),
+        ("-5", "-5", 1.0, "correct"),
+        ("7", r"First \boxed{5}. Wrong; so \boxed{7}.", 1.0, "correct"),
+        ("5", r"First \boxed{5}. Wrong; so \boxed{7}.", 0.0, "wrong"),
+        ("25", "", 0.0, "no_answer"),
+    ],
+)
+@pytest.mark.parametrize("task", ["arithmetic", "integer_answers"])
+def test_a_reply_is_scored_as_in_training_whatever_the_data(
+    echo2: Echo2, task: str, gold: str, reply: str, reward: float, status: str
+) -> None:
+    done = echo2("task", "score", task, "--gold", gold, "--reply", reply, "--json")
+
+    assert done.code == 0, done.err
+    assert done.json == {"reward": reward, "status": status}
+
+
+def test_an_unreadable_gold_is_the_users_mistake(echo2: Echo2) -> None:
+    done = echo2("task", "score", "arithmetic", "--gold", "", "--reply", "3")
+
+    assert done.code == 2
+    assert "a gold answer must be an integer" in done.faults[0]
+
+
+def test_a_task_is_checked_on_its_gold_answers(echo2: Echo2, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"{n}?", "answer": str(n)}) + "\n" for n in range(20)) + "{}\n")
+
+    done = echo2("task", "check", "integer_answers", "--set", f"path={rows}", "--json")
+
+    assert done.code == 0
+    assert (done.json["ok"], done.json["checked"]) == (True, 20)
+    assert "row 21" in done.json["excluded"][0]
+
+
+def test_a_task_that_fails_its_own_gold_answers_is_reported(
+    echo2: Echo2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stingy.py").write_text(
+        "from echo2.data.task import Score\n"
+        "from echo2.data.tasks.arithmetic import Arithmetic\n"
+        "class Stingy(Arithmetic):\n"
+        "    def score(self, prompt, reply):\n"
+        "        return Score(0.5, 'half')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    done = echo2("task", "check", "stingy:Stingy", "-n", "2")
+
+    assert done.code == 1
+    assert "must get reward 1, got 0.5 (half)" in done.out
+
+
+def test_unknown_tasks_splits_and_options_are_the_users_mistakes(echo2: Echo2) -> None:
+    assert "must be one of arithmetic" in echo2("task", "show", "arithmetics").faults[0]
+    assert "--split must be train or eval" in echo2("task", "show", "arithmetic", "--split", "test").faults[0]
+    assert "has no option 'digits'" in echo2("task", "show", "arithmetic", "--set", "digits=2").faults[0]

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from echo2.config.sections import TaskSection
+from echo2.data.registry import load_task, load_tasks, task_names
+from echo2.data.tasks.arithmetic import Arithmetic
+from echo2.errors import ConfigError
+
+
+def test_built_in_tasks_are_known_by_name() -> None:
+    assert {"arithmetic", "integer_answers"} <= set(task_names())
+
+
+def test_a_task_is_found_by_module_and_class() -> None:
+    name = "echo2.data.tasks.arithmetic:Arithmetic"
+    task = load_task(TaskSection(name=name, options={"max_operand": 5}))
+    assert isinstance(task, Arithmetic)
+    assert task.prompt("train", 0).task == name
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("arithmetics", "did you mean arithmetic"),
+        ("no.such.module:Task", "must be importable"),
+        ("echo2.data.tasks.arithmetic:Nothing", "must be importable"),
+        ("echo2.types:Policy", "subclass of"),
+    ],
+)
+def test_an_unknown_task_is_a_configuration_fault(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_task(TaskSection(name=name))
+
+
+def test_two_tasks_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="different names"):
+        load_tasks([TaskSection(name="arithmetic"), TaskSection(name="arithmetic")])
+
+
+def test_fingerprints_tell_options_apart_and_agree_otherwise() -> None:
+    def fingerprint(**options: object) -> str:
+        return load_task(TaskSection(name="arithmetic", options=options)).fingerprint()
+
+    assert fingerprint(max_operand=9) == fingerprint(max_operand=9)
+    assert fingerprint(max_operand=9) != fingerprint(max_operand=8)
