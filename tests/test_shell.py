@@ -33,8 +33,8 @@ async def start():
 
 try:
     asyncio.run(start())
-except asyncio.CancelledError:
-    print("cancelled", flush=True)
+except BaseException as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
 """
 
 
@@ -73,7 +73,7 @@ def test_a_second_signal_does_not_wait_for_order() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "received SIGINT\n"
     process.send_signal(signal.SIGINT)
-    assert rest(process) == "cancelled\n"
+    assert rest(process) == "KeyboardInterrupt: \n"
 
 
 def test_a_program_does_not_outlive_its_supervisor() -> None:
@@ -81,7 +81,7 @@ def test_a_program_does_not_outlive_its_supervisor() -> None:
     assert process.stdin is not None
     process.stdin.close()
     process.stdin = None
-    assert rest(process) == "cancelled\n"
+    assert rest(process) == "Starved: the supervisor of this program is gone, and the program ends with it\n"
 
 
 def test_without_a_supervisor_standard_input_means_nothing() -> None:

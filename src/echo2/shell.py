@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TextIO, TypeVar
 
+from echo2.errors import Starved
+
 T = TypeVar("T")
 
 LIFELINE_VARIABLE = "ECHO2_LIFELINE"
@@ -56,12 +58,13 @@ class ConsoleEvents:
 async def run_program(main: Coroutine[Any, Any, T], on_stop: Callable[[str], None]) -> T:
     """Await ``main`` as a program of this process.
 
-    The first SIGTERM or SIGINT calls ``on_stop`` with its reason, the second cancels ``main``; so does the end of the
-    life line.
+    The first SIGTERM or SIGINT calls ``on_stop`` with its reason. The second cancels ``main`` and raises
+    KeyboardInterrupt; the end of the life line cancels it and raises Starved.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(main)
     asked: list[str] = []
+    orphan = False
 
     def signalled(name: str) -> None:
         asked.append(name)
@@ -71,6 +74,8 @@ async def run_program(main: Coroutine[Any, Any, T], on_stop: Callable[[str], Non
             task.cancel()
 
     def orphaned() -> None:
+        nonlocal orphan
+        orphan = True
         exit_soon()
         task.cancel()
 
@@ -79,6 +84,12 @@ async def run_program(main: Coroutine[Any, Any, T], on_stop: Callable[[str], Non
     lifeline = await _watch_lifeline(orphaned)
     try:
         return await task
+    except asyncio.CancelledError:
+        if orphan:
+            raise Starved("the supervisor of this program is gone, and the program ends with it") from None
+        if len(asked) > 1:
+            raise KeyboardInterrupt from None
+        raise
     finally:
         if lifeline is not None:
             lifeline.close()

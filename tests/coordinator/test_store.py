@@ -124,7 +124,9 @@ async def test_after_a_failed_commit_nothing_is_accepted_on_top_of_the_gap(store
         await store.commit([MetricsPut(0, b"line")])
 
 
-async def test_a_second_coordinator_on_the_same_store_is_refused(store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_second_coordinator_on_the_same_store_is_refused(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("echo2.coordinator.store.BUSY_TIMEOUT_S", 0.05)
     with pytest.raises(UserError, match="in use by another coordinator"):
         SqliteStore(tmp_path / "buffer.sqlite")

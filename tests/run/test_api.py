@@ -97,9 +97,15 @@ def test_leaving_the_block_ends_every_program(config: Config) -> None:
 
 
 def test_a_failure_of_the_caller_ends_the_run_and_is_passed_on(config: Config) -> None:
-    with pytest.raises(ZeroDivisionError), echo2.Run(config, events=Silent()) as run:
-        wait_for(lambda: run.folder.coordinator.exists())
-        raise ZeroDivisionError
+    run = echo2.Run(config, events=Silent())
+
+    def fail() -> None:
+        with run:
+            wait_for(lambda: run.folder.coordinator.exists())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert run.is_over
 
 

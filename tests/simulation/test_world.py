@@ -206,7 +206,7 @@ def shut_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_that_is_stuck_is_ended_by_its_own_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     shut_the_gate(monkeypatch)
-    with pytest.raises(Starved, match="no trajectory was accepted .* while the learner waits.*3 workers are alive"):
+    with pytest.raises(Starved, match=r"no trajectory was accepted .* while the learner waits.*3 workers are alive"):
         simulate(config(), THREE, until_s=3000)
 
 
@@ -288,7 +288,9 @@ def test_checkpoints_dearer_than_publishes_fork_after_a_crash() -> None:
     last = {line.step: line for line in run.metrics}
     assert sorted(last) == list(range(12))
     assert last[11].policy_incarnation == 1
-    assert last[11].generated == sum(getattr(last[11], s) for s in ("trained", "expired", "refused", "buffered", "failed"))
+    assert last[11].generated == sum(
+        getattr(last[11], s) for s in ("trained", "expired", "refused", "buffered", "failed")
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -9,7 +9,6 @@ Pure: time enters as a number, identifiers come from a port, prompts from a pure
 from __future__ import annotations
 
 import msgspec
-from echo2.data.cursor import PromptCursor
 
 from echo2.config.root import Config
 from echo2.coordinator.evaluation import Evaluation
@@ -19,6 +18,7 @@ from echo2.coordinator.operations import EvalPut, Loaded, Operation, RunPut
 from echo2.coordinator.publishing import Publishing
 from echo2.coordinator.scoreboard import Scoreboard
 from echo2.data.buffer import Buffer, BufferRules
+from echo2.data.cursor import PromptCursor
 from echo2.ports import EventLog, Ids
 from echo2.provisioning import rates
 from echo2.transport.messages import AssetFile

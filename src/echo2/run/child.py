@@ -56,12 +56,20 @@ class Child:
         self.process: asyncio.subprocess.Process | None = None
         self.crashes = 0
         self.restarts = 0
+        self.is_over = False
+        """The program will not be started again."""
         self._dismissed = False
 
     async def run(self) -> Ending:
         """Keep the program running until it leaves, is the user's fault, or keeps dying."""
+        try:
+            return await self._run_again_and_again()
+        finally:
+            self.is_over = True
+
+    async def _run_again_and_again(self) -> Ending:
         clock = asyncio.get_running_loop().time
-        while True:
+        while not self._dismissed:
             started_s = clock()
             code = await self._run_once()
             if code == 0 or self._dismissed:
@@ -73,6 +81,7 @@ class Child:
                 return Ending.GIVEN_UP
             self.restarts += 1
             await asyncio.sleep(min(RESTART_MOST_S, RESTART_FIRST_S * 2.0 ** (self.crashes - 1)))
+        return Ending.LEFT
 
     async def _run_once(self) -> int:
         with self.spec.log.open("ab") as log:

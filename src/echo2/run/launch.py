@@ -106,8 +106,8 @@ class Launch:
 
     async def _start_others(self) -> None:
         async with asyncio.timeout(START_LIMIT_S):
-            while not self._listens():  # noqa: ASYNC110  a file of another process can only be looked at
-                if self._coordinator_is_gone():
+            while not self._listens():
+                if self._coordinator.is_over:
                     return
                 await asyncio.sleep(POLL_S)
         async with asyncio.TaskGroup() as group:
@@ -125,17 +125,13 @@ class Launch:
     async def _keep(self, child: Child) -> None:
         ending = await child.run()
         self._events.emit("program_ended", program=child.spec.name, how=ending.value, restarts=child.restarts)
-        if self._coordinator_is_gone():
+        if self._coordinator.is_over:
             return
         if ending is Ending.GIVEN_UP and child in self._workers:
             self._given_up.append(child)
             if len(self._given_up) < len(self._workers):
                 return  # the other workers carry the run; the event and the log say what happened
         self._fail_unless_left(child, ending)
-
-    def _coordinator_is_gone(self) -> bool:
-        process = self._coordinator.process
-        return process is not None and process.returncode == 0
 
     @staticmethod
     def _fail_unless_left(child: Child, ending: Ending) -> None:
