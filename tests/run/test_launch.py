@@ -183,8 +183,10 @@ async def test_a_wish_to_stop_that_nobody_hears_still_ends_the_run(tmp_path: Pat
 async def test_a_child_that_ran_well_for_long_may_crash_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "HEALTHY_S", 0.0)
     (tmp_path / "plan-w0").write_text("crash " * 8 + "leave")
-    assert await Child(spec(tmp_path, "w0")).run() is Ending.LEFT
+    events = Silent()
+    assert await Child(spec(tmp_path, "w0"), events).run() is Ending.LEFT
     assert len(lives(tmp_path, "w0")) == 9
+    assert events.kinds == ["program_restarted"] * 8
 
 
 def test_children_know_their_share_of_the_cpu_and_their_life_line() -> None:

@@ -128,7 +128,10 @@ class _Shown:
         self._progress = progress
 
     def emit(self, kind: str, **fields: Any) -> None:
-        if kind == "program_ended" and fields.get("how") != "left":
+        if kind == "program_restarted":
+            died = f"died of signal {-fields['exit_code']}" if fields["exit_code"] < 0 else "failed"
+            self._progress.message(f"{fields['program']} {died} and is started again")
+        elif kind == "program_ended" and fields.get("how") != "left":
             self._progress.message(f"{fields['program']} is given up after {fields['restarts']} restarts; see its log")
         elif kind == "stop_unheard":
             self._progress.message(f"the coordinator did not hear the wish to stop: {fields['error']}")

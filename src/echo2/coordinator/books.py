@@ -45,6 +45,8 @@ class Books:
         self.bill = rates.Ledger(settled_usd=self.state.cost_usd)
         self.learner_waits = False
         self.learner_attached = False
+        self.learner_left = False
+        """It said so, after its last publish."""
         if self.state.steps_reported < config.run.steps:
             self.state.finished = False  # Resumed with more steps than before.
             self.stop_reason = ""

@@ -45,7 +45,7 @@ class LearnerDesk:
             books.assets = attach.assets
             books.record(AssetsPut(attach.assets))
         books.bill = books.bill.rent("learner", books.config.provisioning.learner_usd_per_h, now)
-        books.learner_attached = True
+        books.learner_attached, books.learner_left = True, False
         policy = Policy(state.incarnation, attach.step)
         publish = (
             policy not in state.published
@@ -66,7 +66,7 @@ class LearnerDesk:
 
     def leave(self, now: float) -> None:
         """The learner has finished and goes."""
-        self.books.learner_attached = False
+        self.books.learner_attached, self.books.learner_left = False, True
         self.books.learner_waits = False
         self.books.bill = self.books.bill.release("learner", now)
         self.books.events.emit("learner_left", step=self.books.state.steps_reported)

@@ -364,7 +364,7 @@ class Coordinator:
         if self._ending_since is None:
             self._ending_since = now
         waited = now - self._ending_since
-        if not books.draining and (not books.learner_attached or waited > FINISH_S):
+        if not books.draining and (not self._learner_owes() or waited > FINISH_S):
             books.draining = True
             self._ending_since = now
             self.events.emit("draining", reason=books.stop_reason)
@@ -372,6 +372,14 @@ class Coordinator:
             books.state.finished = books.state.steps_reported >= self.config.run.steps
             self.events.emit("done", steps=books.state.steps_reported, reason=books.stop_reason)
             self.done.set()
+
+    def _learner_owes(self) -> bool:
+        """The learner is still at it, or died between its last step and the publish of the last version."""
+        books, state = self.books, self.books.state
+        last = state.current.version if state.current else -1
+        return books.learner_attached or (
+            not books.learner_left and state.steps_reported >= self.config.run.steps and last < state.steps_reported
+        )
 
     _ANSWERS: ClassVar[dict[type[m.Request], Any]] = {
         m.Hello: _hello,

@@ -160,9 +160,10 @@ class LearnerProgram:
             if accepted.publish:
                 if self._publishing is not None:
                     await self._publishing
-                frozen = await self._learner.freeze()
-                publish = self._publish(accepted.policy, frozen)
+                # No name for the frozen copy here: it is as large as the model and must go when it is published.
+                publish = self._publish(accepted.policy, await self._learner.freeze())
                 self._publishing = life.create_task(publish, name=f"publish {accepted.policy}")
+                del publish
             if accepted.stop:
                 return
 

@@ -107,6 +107,7 @@ class Run:
     def start(self) -> None:
         """Prepare the folder and start the programs. Raises UserError when the folder cannot be used."""
         self.folder.prepare(self.config, resume=self._resume)
+        self.metrics += self._tail.new_lines()  # Of an earlier life: part of the result, not news.
         self._launch = Launch(specs_of(self.config, self.folder), self.folder, self._events, self._operator.stop)
         self._loop = asyncio.new_event_loop()
         self._thread.start()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from echo2.ports import EventLog
 from echo2.shell import LIFELINE_VARIABLE
 
 RESTART_FIRST_S = 0.5
@@ -51,8 +52,9 @@ class ChildSpec(msgspec.Struct, frozen=True):
 
 
 class Child:
-    def __init__(self, spec: ChildSpec) -> None:
+    def __init__(self, spec: ChildSpec, events: EventLog) -> None:
         self.spec = spec
+        self._events = events
         self.process: asyncio.subprocess.Process | None = None
         self.crashes = 0
         self.restarts = 0
@@ -80,6 +82,7 @@ class Child:
             if self.crashes >= CRASHES_ALLOWED or (code > 0 and not self.spec.restartable):
                 return Ending.GIVEN_UP
             self.restarts += 1
+            self._events.emit("program_restarted", program=self.spec.name, exit_code=code, restarts=self.restarts)
             await asyncio.sleep(min(RESTART_MOST_S, RESTART_FIRST_S * 2.0 ** (self.crashes - 1)))
         return Ending.LEFT
 

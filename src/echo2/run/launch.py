@@ -60,9 +60,9 @@ class Launch:
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._stop_reason = ""
-        self._coordinator = Child(specs.coordinator)
-        self._workers = [Child(spec) for spec in specs.workers]
-        self._others = [Child(specs.learner), *self._workers]
+        self._coordinator = Child(specs.coordinator, events)
+        self._workers = [Child(spec, events) for spec in specs.workers]
+        self._others = [Child(specs.learner, events), *self._workers]
         self._given_up: list[Child] = []
 
     def stop(self, reason: str) -> None:

@@ -1,0 +1,136 @@
+"""The real programs as real processes: I3 and bit-exact resume under kill -9."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from echo2.learning.tiny import character_tokenizer
+from echo2.metrics import StepMetrics
+from echo2.run.api import Run
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+STEPS = 4
+PATIENCE_S = 120.0
+
+
+class Quiet:
+    def emit(self, kind: str, **fields: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama whose vocabulary covers the bytes that the scripted engine speaks."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=512,
+    )  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def config(model: Path, runs: Path, name: str, **changes: Any) -> dict[str, Any]:
+    tables: dict[str, Any] = {
+        # Generate, then train: which rows a batch holds does not depend on who is faster.
+        "run": {"name": name, "dir": str(runs), "steps": STEPS, "mode": "sync"},
+        "model": {"path": str(model), "snapshot_dtype": "float32"},
+        "tasks": [{"name": "arithmetic"}],
+        "rollout": {"engine": "scripted", "rollouts_per_step": 16, "group_size": 4, "max_new_tokens": 8},
+        "learning": {"lr": 1e-3, "threads": 1, "device": "cpu"},
+        "workers": {"local": 1, "usd_per_h": 0.5},
+        "coordinator": {"heartbeat_s": 0.2, "dead_after_s": 20.0},
+    }
+    for section, keys in changes.items():
+        tables[section] = {**tables.get(section, {}), **keys}
+    return tables
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S} s for {what}"
+        time.sleep(0.02)
+
+
+def kill(program: str, folder: Path) -> None:
+    """kill -9 of one program of the run in ``folder``, found by its command line."""
+    listing = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    for line in listing.splitlines():
+        pid, _, arguments = line.strip().partition(" ")
+        if f"-m echo2 {program} {folder}" in arguments:
+            os.kill(int(pid), signal.SIGKILL)
+            return
+    raise AssertionError(f"no {program} runs in {folder}")
+
+
+def check_lines(lines: list[StepMetrics], budget: int) -> None:
+    assert [line.step for line in lines] == list(range(len(lines)))
+    for line in lines:
+        assert line.generated == line.trained + line.expired + line.refused + line.buffered + line.failed
+        assert line.staleness_max <= budget
+    for earlier, later in zip(lines, lines[1:], strict=False):
+        assert (later.generated, later.trained, later.cost_usd) >= (earlier.generated, earlier.trained, 0.0)
+        assert later.cost_usd >= earlier.cost_usd
+
+
+def final_bytes(folder: Path) -> dict[str, bytes]:
+    last = folder / "checkpoints" / f"step-{STEPS:08d}"
+    return {path.name: path.read_bytes() for path in sorted(last.glob("*.safetensors"))}
+
+
+def test_a_run_that_was_killed_and_resumed_ends_with_the_same_bits(model: Path, tmp_path: Path) -> None:
+    straight = Run(config(model, tmp_path, "straight"), events=Quiet())
+    with straight:
+        lines = list(straight)
+    check_lines(lines, budget=0)
+    assert len(lines) == STEPS
+
+    broken = Run(config(model, tmp_path, "broken"), events=Quiet())
+    with broken:
+        wait_for(lambda: bool(broken.new_metrics()), "the first step")
+        kill("learner", broken.folder.root)
+        wait_for(lambda: len(broken.metrics) + len(broken.new_metrics()) >= 2, "the second step")
+        broken.stop("the test stops here")
+    resumed = Run(config(model, tmp_path, "broken"), resume=True, events=Quiet())
+    with resumed:
+        wait_for(lambda: resumed.folder.coordinator.exists(), "the coordinator")
+        kill("coordinator", resumed.folder.root)
+        result = resumed.result()
+    check_lines(list(result.metrics), budget=0)
+    assert len(result.metrics) == STEPS
+    assert [line.reward_trained_mean for line in result.metrics] == [line.reward_trained_mean for line in lines]
+    assert set(final_bytes(straight.folder.root)) >= {"weights.safetensors"}
+    assert final_bytes(straight.folder.root) == final_bytes(broken.folder.root)
+
+
+def test_workers_join_over_tls_and_a_killed_worker_costs_nothing_but_time(model: Path, tmp_path: Path) -> None:
+    run = Run(
+        config(
+            model, tmp_path, "tls", run={"mode": "echo2", "steps": 6}, workers={"local": 2},
+            coordinator={"tls": "on", "dead_after_s": 2.0}, eval={"every_steps": 2, "prompts": 4},
+        ),
+        events=Quiet(),
+    )  # fmt: skip
+    with run:
+        wait_for(lambda: bool(run.new_metrics()), "the first step")
+        kill("worker", run.folder.join("worker"))
+        assert "tls=1" in run.join_string()
+        result = run.result()
+    check_lines(list(result.metrics), budget=3)
+    assert len(result.metrics) == 6
+    assert any(line.eval_reward is not None for line in result.metrics) or (
+        run.folder.root / "evals.jsonl"
+    ).read_text().count("\n")
