@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo2.config.load import build_config, load_config
+from echo2.config.root import Config
 from echo2.config.schema import SECTIONS
 from echo2.errors import ConfigError
 
@@ -58,6 +59,7 @@ def test_an_empty_table_gives_every_default() -> None:
 def test_an_unknown_key_is_named_with_its_section_and_the_nearest_known_key(
     data: dict[str, Any], key: str, nearest: str
 ) -> None:
+    """Field report F02."""
     sentence = one_fault(data)
 
     assert f"unknown key `{key}`" in sentence
@@ -75,6 +77,7 @@ def test_a_misspelt_section_is_sent_to_the_nearest_one() -> None:
 
 
 def test_every_fault_is_reported_in_one_go() -> None:
+    """Field report F02, overrides included."""
     faults = faults_of(
         {
             "learning_rate": 1,
@@ -96,6 +99,7 @@ def test_every_fault_is_reported_in_one_go() -> None:
 def test_a_step_that_does_not_divide_into_groups_is_told_both_keys_the_unit_and_the_nearest_values(
     rows: int, group: int, nearest: str
 ) -> None:
+    """Field report F01."""
     sentence = one_fault({"rollout": {"rollouts_per_step": rows, "group_size": group}})
 
     assert "rollout.rollouts_per_step" in sentence
@@ -104,13 +108,17 @@ def test_a_step_that_does_not_divide_into_groups_is_told_both_keys_the_unit_and_
     assert sentence.endswith(nearest)
 
 
-def test_a_group_of_one_is_refused() -> None:
-    assert one_fault({"rollout": {"rollouts_per_step": 4, "group_size": 1}}) == (
-        "rollout.group_size must be at least 2, got 1"
+def test_a_group_of_one_is_refused_with_its_reason() -> None:
+    """Field reports C03 and F01: 4 divides into groups of 1, so divisibility is not what is wrong."""
+    sentence = one_fault({"rollout": {"rollouts_per_step": 4, "group_size": 1}})
+
+    assert sentence == (
+        "rollout.group_size must be at least 2, since an advantage compares the replies to one prompt, got 1"
     )
 
 
 def test_a_step_needs_a_prompt_group_for_each_update() -> None:
+    """Field report F01: 16 are trajectories, and the sentence counts the prompts."""
     sentence = one_fault({"rollout": {"rollouts_per_step": 16, "group_size": 16}})
 
     assert "got 2 updates with 16 / 16 = 1 prompts" in sentence
@@ -130,6 +138,7 @@ def test_a_step_needs_a_prompt_group_for_each_update() -> None:
 def test_an_infeasible_publish_period_is_refused_with_the_numbers_in_the_inequality(
     budget: int, period: int, words: str
 ) -> None:
+    """Field report F04 (a), (d)."""
     sentence = one_fault({"staleness": {"budget": budget, "publish_period": period}})
 
     assert words in sentence
@@ -239,12 +248,14 @@ def test_a_missing_file_of_a_task_is_named_and_may_be_left_unchecked() -> None:
     ("content", "words"),
     [
         (b"steps = = 3", "must be valid TOML, but: "),
+        (b"staleness_bond: 4\n", "must be valid TOML, but: "),
         (b"[run]\nsteps = 1\nsteps = 2", "must be valid TOML, but: "),
         (b'[run]\nname = "\xff"', "must be UTF-8 text"),
         (b"#" * ((1 << 20) + 1), "below 1 MiB"),
     ],
 )
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    """YAML among them (field report F02): it is never half understood."""
     path = tmp_path / "run.toml"
     path.write_bytes(content)
 
@@ -257,6 +268,23 @@ def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
         load_config(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="must be a readable file"):
         load_config(tmp_path)
+
+
+def test_numbers_with_a_dimension_carry_their_unit_in_the_name_and_take_none_in_the_value() -> None:
+    """Field report F05: nothing can be read as Mbps here and MB/s there."""
+    suspicious = ("timeout", "time", "seconds", "bytes", "rate", "usd", "price", "size", "bandwidth", "after", "age")
+    unitless = {"rollout.group_size"}  # counts trajectories
+    units = ("_s", "_usd", "_usd_per_h", "_bytes", "_bytes_per_s", "_tokens")
+    for name, section in Config.model_fields.items():
+        for key, field in getattr(section.annotation, "model_fields", {}).items():
+            if field.annotation in (int, float) and set(key.split("_")) & set(suspicious):
+                assert f"{name}.{key}" in unitless or key.endswith(units) or key == "usd_per_h", f"{name}.{key}"
+
+    for value in ("100Mbps", "100 MB/s", "1Gbit", "64 MB"):
+        assert one_fault({"coordinator": {"max_submit_bytes": value}}) == (
+            f'coordinator.max_submit_bytes must be a whole number, got "{value}"'
+        )
+        assert "must be" in one_fault({}, f"coordinator.max_submit_bytes={value}")
 
 
 def test_every_section_of_the_configuration_is_known() -> None:

@@ -66,3 +66,13 @@ def test_the_pool_rate_counts_living_workers_and_not_the_time_the_gate_held_them
     assert fleet.pool_rate_per_s(8.0) == 2.0
     fleet.workers["w1"].active = False
     assert fleet.pool_rate_per_s(8.0) == 0.0
+
+
+def test_a_pause_of_the_coordinator_is_not_a_workers_silence(fleet: Fleet) -> None:
+    """H05"""
+    start(fleet, "a", "w1", 0.0)
+    fleet.seen("w2", "two", 299.0)
+    fleet.excuse(290.0, 300.0)
+    assert fleet.lost(300.0) == ([], [x for x in fleet.leases.values() if x.granted_s < 200.0])
+    assert fleet.workers["w2"].last_seen_s == 300.0, "nobody is heard from in the future"
+    assert [w.worker_id for w in fleet.lost(321.0)[0]] == ["w1"]

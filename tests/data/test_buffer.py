@@ -45,8 +45,9 @@ def check_books(buffer: Buffer) -> None:
     for state in RowState:
         assert buffer.counts[state] == recount.count(state)
     live: dict[int, int] = {}
-    for group in buffer.groups.values():
-        if group.state is GroupState.CLOSED or (group.state is GroupState.OPEN and group.leased):
+    for number, group in buffer.groups.items():
+        counted = group.leased and number not in buffer._overdue
+        if group.state is GroupState.CLOSED or (group.state is GroupState.OPEN and counted):
             assert group.policy is not None
             live[group.policy.version] = live.get(group.policy.version, 0) + 1
     assert dict(buffer.live) == live
@@ -70,6 +71,7 @@ class TestAdmission:
         assert (group.state, buffer.counts[RowState.REFUSED]) == (GroupState.DROPPED, N)
 
     def test_admission_goes_by_the_oldest_policy_of_a_mixed_record(self) -> None:
+        """I5"""
         buffer = make(staleness_budget=1)
         group = lease(buffer, version=2)
         buffer.next_batch = 3
@@ -77,6 +79,7 @@ class TestAdmission:
         assert buffer.submit(group.group_id, 1, [row(0, record)]) == [Verdict.STALE]
 
     def test_unpublished_and_orphaned_policies_are_refused(self) -> None:
+        """I2"""
         verdicts = {Policy(0, 1): Verdict.FUTURE, Policy(0, 0): None, Policy(0, 9): Verdict.ORPHANED}
         buffer = Buffer(BufferRules(9, 1, 3), verdicts.__getitem__)
         for policy, expected in ((Policy(0, 1), Verdict.FUTURE), (Policy(0, 9), Verdict.ORPHANED)):
@@ -182,6 +185,7 @@ class TestGroups:
         assert group.policy == Policy(0, 0), "a group of mixed versions counts as its oldest"
 
     def test_a_failure_is_a_status_and_never_a_zero_reward(self) -> None:
+        """I4"""
         buffer = make(max_attempts=1, groups_per_batch=9)
         group = lease(buffer, size=3)
         good = [row(0, trajectory(group.prompt)), row(1, trajectory(group.prompt, reward=0.0))]
@@ -347,7 +351,7 @@ def test_no_history_breaks_the_books_or_the_staleness_bound(
                 case "lose":
                     buffer.lose_lease(group.group_id, attempt)
                 case "overdue":
-                    pass
+                    buffer.mark_overdue(group.group_id)
         changes += buffer.drain_changes()
         check_books(buffer)
     born = [change.row.key for change in changes if isinstance(change, RowPut)]

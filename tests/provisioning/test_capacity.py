@@ -25,6 +25,7 @@ waits = st.floats(min_value=0.0, max_value=1e5)
 
 @pytest.mark.parametrize("t_bcast_s", [200.0, 201.0])
 def test_a_dissemination_that_fills_the_period_is_refused_with_numbers(t_bcast_s: float) -> None:
+    """Field report F04 (b)."""
     with pytest.raises(Infeasible) as caught:
         mu_min(t_train_s=100.0, t_bcast_s=t_bcast_s, publish_period=2, rollouts_per_step=128)
     sentence = str(caught.value)
@@ -37,6 +38,7 @@ def test_the_nearest_way_out_of_an_infeasible_period_is_feasible() -> None:
 
 
 def test_the_boundary_rate_is_just_enough() -> None:
+    """Field report F04 (c)."""
     setting: dict[str, Any] = {"t_train_s": 100.0, "t_bcast_s": 100.0, "publish_period": 2, "rollouts_per_step": 128}
     assert mu_min(**setting) == pytest.approx(2.56)
     assert not overlap_holds(**setting, mu_pool_per_s=2.55)

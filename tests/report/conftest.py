@@ -71,7 +71,8 @@ def metrics_of(step: int, **changes: Any) -> StepMetrics:
             "ratio_mean": 1 + random_.gauss(0, 0.002),
             "grad_norm": abs(random_.gauss(0.8, 0.2)),
             "loss": random_.gauss(0, 0.01),
-            "lr": 1e-5,
+            "prox_s": 0.4,
+            "update_s": abs(random_.gauss(2.1, 0.1)),
         },
     }
     return StepMetrics(**{**values, **changes})

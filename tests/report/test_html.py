@@ -35,7 +35,7 @@ def test_a_run_becomes_one_page_that_holds_everything(
     assert path == folder / "report.html"
     assert sorted(p.name for p in folder.iterdir() if "report" in p.name) == ["report.html"]
     assert elements.names.count("svg") == 17
-    for word in ("Staleness histogram", "Bubble ratio", "T_bcast", "Pool rate", "Cost", "KL to the initial policy"):
+    for word in ("Staleness histogram", "Bubble ratio", "T_bcast", "Pool rate", "Cost", "Gradient norm"):
         assert word in page
     # nothing that a model, a task, a worker or a configuration wrote became markup
     assert "script" not in elements.names

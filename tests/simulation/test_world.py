@@ -15,6 +15,7 @@ from blake3 import blake3
 from echo2.config.load import build_config
 from echo2.config.root import Config
 from echo2.errors import Starved
+from echo2.simulation.clock import Skew
 from echo2.simulation.links import LinkModel
 from echo2.simulation.loop import Deadlock
 from echo2.simulation.models import LearnerModel
@@ -226,9 +227,13 @@ def test_a_deadlock_in_the_programs_is_reported_with_who_waits_where(monkeypatch
 def test_wrong_wall_clocks_change_nothing() -> None:
     """Field report H12: leases and staleness depend on no machine's wall clock."""
     made = config(run={"steps": 4})
-    skews = {"near": 600.0, "far": -600.0, "slow": -60.0}
+    # Ten minutes ahead, ten behind, a jump back of a minute during a lease; at home a jump of an hour in mid-run.
+    skews: dict[str, Skew] = {"near": 600.0, "far": -600.0, "slow": lambda now_s: -60.0 * (now_s > 17.0)}
     skewed = [WorkerModel(w.name, w.link, w.group_s, clock_skew_s=skews[w.name]) for w in THREE]
-    assert simulate(made, skewed).events == simulate(made, THREE).events
+    home = WorldModel(home_skew_s=lambda now_s: 3600.0 * (now_s > 30.0))
+    wrong, right = simulate(made, skewed, model=home), simulate(made, THREE)
+    assert wrong.events == right.events
+    assert wrong.metrics[-1].wall_time - right.metrics[-1].wall_time == pytest.approx(3600.0), "the clock was wrong"
 
 
 def test_a_busy_learner_and_a_short_silence_cost_nobody_a_lease() -> None:

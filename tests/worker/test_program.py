@@ -194,6 +194,8 @@ def test_no_lease_is_asked_for_before_something_is_installed() -> None:
 
 
 def test_an_install_is_told_at_once_and_running_groups_keep_their_version() -> None:
+    """I5: a tag changes only with the engine's word, and a group tells what it was sampled under."""
+
     async def main() -> Setting:
         setting = Setting()
         loop = asyncio.get_running_loop()

@@ -149,8 +149,11 @@ def _sentence(key: str, value: Any, detail: ErrorDetails) -> str:
         must = "be 1 to 64 letters, digits, dots, dashes or underscores, beginning with a letter or digit"
     if not must:
         return f"{key}: {detail['msg'][:1].lower()}{detail['msg'][1:]}, got {_shown(value)}"
-    return f"{key} must {must.format(**context)}, got {_shown(value)}"
+    return f"{key} must {must.format(**context)}{_WHY.get(key, '')}, got {_shown(value)}"
 
+
+_WHY = {"rollout.group_size": ", since an advantage compares the replies to one prompt"}
+"""Reasons that a bound alone does not tell."""
 
 _MUST = {
     "greater_than": "be more than {gt:g}",

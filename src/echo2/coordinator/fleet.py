@@ -72,6 +72,11 @@ class Fleet:
         worker.active = True
         return worker
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """This process itself stood still so long: nobody could be heard, so nobody was silent (H05)."""
+        for worker in self.workers.values():
+            worker.last_seen_s = min(now, worker.last_seen_s + seconds)
+
     def active(self) -> list[WorkerRecord]:
         return [worker for worker in self.workers.values() if worker.active]
 

@@ -20,6 +20,10 @@ from echo2.metrics import StepMetrics
 from echo2.transport.messages import Attach, Attached, ReportStep, StepAccepted
 from echo2.types import Policy
 
+SIZE_JUMP = 0.1
+"""Share by which a snapshot may differ in size from the one before it without being remarked on: a silent change of
+element type doubles the traffic (E12)."""
+
 
 class LearnerDesk:
     def __init__(self, books: Books) -> None:
@@ -177,6 +181,9 @@ class LearnerDesk:
         """The snapshot of ``policy`` is durable and signed."""
         books = self.books
         books.state.publish(policy)
+        before = books.scoreboard.snapshot_bytes
+        if before and abs(size - before) > SIZE_JUMP * before:
+            books.events.emit("snapshot_size_changed", policy=str(policy), bytes=size, bytes_before=before)
         books.scoreboard.snapshot_bytes = size
         books.publishing.visible(policy, now)
         books.events.emit("published", policy=str(policy), bytes=size)

@@ -327,15 +327,25 @@ class Coordinator:
         """Watch until the run has ended in order. Raises Starved when nobody makes progress any more."""
         await self._durable()
         while not self.done.is_set():
+            due = self.clock.monotonic() + self.config.coordinator.heartbeat_s
             await asyncio.sleep(self.config.coordinator.heartbeat_s)
             if self._problem is not None:
                 raise self._problem
             now = self.clock.monotonic()
+            self._excuse(now - due, now)
             self.workers.tick(now)
             self._watch_progress(now)
             self._watch_ending(now)
             self._pump()
             await self._durable()
+
+    def _excuse(self, late_s: float, now: float) -> None:
+        """A pause of this very process (SIGSTOP, a starved machine) is nobody else's silence (H05)."""
+        if late_s > self.config.coordinator.heartbeat_s:
+            self.books.fleet.excuse(late_s, now)
+            self._rows_at = min(now, self._rows_at + late_s)
+            self._learner_at = min(now, self._learner_at + late_s)
+            self.events.emit("stood_still", seconds=round(late_s, 3))
 
     def _watch_progress(self, now: float) -> None:
         books = self.books

@@ -28,9 +28,15 @@ LEARNER_TITLES = {
     "weight_mean": ("Mean truncated importance weight", "weight"),
     "grad_norm": ("Gradient norm", "norm"),
     "loss": ("Loss", "loss"),
-    "lr": ("Learning rate", "learning rate"),
+    "sampler_ratio": ("Learner against sampler at the same version", "ratio"),
+    "trainable_tokens": ("Loss-bearing tokens of a step", "tokens"),
 }
-MAX_LEARNER_CHARTS = 12
+LEARNER_TIMES = {
+    "prox_s": "proximal pass",
+    "reference_s": "reference pass",
+    "update_s": "updates",
+    "optimizer_s": "optimizer",
+}
 
 Lines = Sequence[StepMetrics]
 
@@ -217,12 +223,25 @@ def _length(lines: Lines) -> Chart:
     return Chart("Length", "Sampled tokens per trajectory of the batch.", draw(paint, unit="tokens"))
 
 
+def _statistic(name: str, line: StepMetrics) -> float | None:
+    return line.learner.get(name)
+
+
+def _time_split(lines: Lines) -> Chart:
+    def paint(axes: Axes) -> None:
+        for color, (name, label) in zip(SERIES, LEARNER_TIMES.items(), strict=False):
+            if any(m.learner.get(name) for m in lines):
+                _line(axes, lines, partial(_statistic, name), color=color, label=label)
+        axes.set_ylim(bottom=0)
+
+    return Chart("Where a step's time goes", "The learner's own clock.", draw(paint, unit="seconds"))
+
+
 def _learner(lines: Lines) -> list[Chart]:
-    known = [name for name in LEARNER_TITLES if any(name in m.learner for m in lines)]
-    others = sorted({name for m in lines for name in m.learner} - set(known))
-    made = []
-    for name in [*known, *others][:MAX_LEARNER_CHARTS]:
-        title, unit = LEARNER_TITLES.get(name, (name, name))
+    made = [_time_split(lines)] if any(name in m.learner for name in LEARNER_TIMES for m in lines) else []
+    for name, (title, unit) in LEARNER_TITLES.items():
+        if not any(m.learner.get(name) for m in lines):
+            continue  # Not measured, or switched off: KL without a weight is 0 throughout.
 
         def paint(axes: Axes, name: str = name) -> None:
             values = [m.learner.get(name) for m in lines]

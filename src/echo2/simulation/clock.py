@@ -13,10 +13,12 @@ EPOCH_S = 1_700_000_000.0
 """Wall time at virtual second 0."""
 
 
-class VirtualClock:
-    """``skew_s`` may be a number or a function of virtual time, for clocks that jump during the run."""
+Skew = float | Callable[[float], float]
+"""Seconds by which a wall clock is wrong: a number, or a function of virtual time for clocks that jump during a run."""
 
-    def __init__(self, skew_s: float | Callable[[float], float] = 0.0) -> None:
+
+class VirtualClock:
+    def __init__(self, skew_s: Skew = 0.0) -> None:
         self._skew_s = skew_s
 
     def monotonic(self) -> float:

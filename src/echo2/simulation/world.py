@@ -28,7 +28,7 @@ from echo2.errors import Echo2Error, first_cause
 from echo2.learner.program import LearnerOptions, LearnerProgram
 from echo2.metrics import StepMetrics
 from echo2.rollout.engines.scripted import ScriptedEngine
-from echo2.simulation.clock import CountedIds, VirtualClock
+from echo2.simulation.clock import CountedIds, Skew, VirtualClock
 from echo2.simulation.links import Desk, LinkModel, Pipe, VirtualLine
 from echo2.simulation.loop import run_virtual
 from echo2.simulation.memory import MemoryDisk, MemoryShelf, MemorySpool, MemoryStore
@@ -55,7 +55,7 @@ class WorkerModel(msgspec.Struct, frozen=True):
     """Log-normal sigma of that time."""
     activation_s: float = 0.5
     """To switch to a loaded snapshot."""
-    clock_skew_s: float = 0.0
+    clock_skew_s: Skew = 0.0
     """How wrong the machine's wall clock is (field report H12)."""
 
 
@@ -66,6 +66,8 @@ class WorldModel(msgspec.Struct, frozen=True):
     """The coordinator's egress, shared by all downloads."""
     snapshot_bytes: float = 100e6
     commit_s: float = 0.002
+    home_skew_s: Skew = 0.0
+    """How wrong the wall clock of coordinator and learner is."""
 
 
 class SimulatedRun(msgspec.Struct):
@@ -173,7 +175,7 @@ class World:
         weighted = [(tasks[section.name], section.weight) for section in self.config.tasks]
         coordinator = Coordinator(
             self.config, self.store, await self.store.load(), self.shelf, PromptCursor(weighted, self.config.run.seed),
-            VirtualClock(), self._ids, self.events.of(COORDINATOR), self.lines,
+            VirtualClock(self.model.home_skew_s), self._ids, self.events.of(COORDINATOR), self.lines,
             run_id=RUN_ID, snapshot_public_key=public_key(PRIVATE_KEY),
         )  # fmt: skip
         self.programs[COORDINATOR] = coordinator
@@ -197,7 +199,8 @@ class World:
             jitter_seed=random.getrandbits(32),
         )
         events = self.events.of(LEARNER)
-        program = self.programs[LEARNER] = LearnerProgram(line, line, learner, VirtualClock(), events, options)
+        clock = VirtualClock(self.model.home_skew_s)
+        program = self.programs[LEARNER] = LearnerProgram(line, line, learner, clock, events, options)
         await program.run()
 
     async def _worker(self, model: WorkerModel) -> None:

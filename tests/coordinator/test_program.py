@@ -1,0 +1,182 @@
+"""The coordinator's program on a store in memory, asked directly and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import msgspec
+from building import trajectory
+from loopback import serving
+
+from echo2.broadcast.signing import public_key
+from echo2.config.load import build_config
+from echo2.coordinator.http import build_app
+from echo2.coordinator.lines import CollectedLines
+from echo2.coordinator.program import Coordinator
+from echo2.data.cursor import PromptCursor
+from echo2.data.registry import load_tasks
+from echo2.simulation.clock import CountedIds, VirtualClock
+from echo2.simulation.loop import run_virtual
+from echo2.simulation.memory import MemoryShelf, MemoryStore
+from echo2.simulation.record import RecordedEvents
+from echo2.transport.codec import encode
+from echo2.transport.messages import (
+    PROTOCOL_VERSION,
+    Enrol,
+    Heartbeat,
+    Hello,
+    LeaseGrant,
+    RequestLease,
+    Role,
+    RowSubmission,
+    SubmitGroup,
+    SubmitVerdicts,
+)
+from echo2.types import Policy, RowState, RowStatus, Verdict
+from echo2.version import VERSION
+
+KEY = bytes(range(32))
+V0 = Policy(0, 0)
+DEAD_AFTER_S = 30.0
+
+
+class ShiftedClock(VirtualClock):
+    """The loop's time and whatever passed unseen, as for a process that was stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unseen_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.unseen_s
+
+
+async def coordinator(clock: ShiftedClock) -> Coordinator:
+    """One whose version 0 is published and whose worker tokens are good for 10 enrolments."""
+    config = build_config(
+        {
+            "rollout": {"engine": "scripted", "rollouts_per_step": 8, "group_size": 4},
+            "coordinator": {"dead_after_s": DEAD_AFTER_S},
+        }
+    )
+    tasks = load_tasks(config.tasks)
+    store = MemoryStore(0.0)
+    made = Coordinator(
+        config, store, await store.load(), MemoryShelf(KEY), PromptCursor([(tasks["arithmetic"], 1.0)], 0), clock,
+        CountedIds(), RecordedEvents(), CollectedLines(), run_id="run", snapshot_public_key=public_key(KEY),
+    )  # fmt: skip
+    made.registry.issue_token("token-worker", Role.WORKER, clock.wall() + 1e6, 10)
+    made.learner.published(V0, 100, clock.monotonic())
+    return made
+
+
+async def enrolled(made: Coordinator, name: str) -> str:
+    """Credential of a new worker that has said hello and can be leased to."""
+    credential = (await made.enrol(Enrol("token-worker", name, PROTOCOL_VERSION, VERSION))).credential
+    await made.handle(made.authenticate(credential), Hello((), {}))
+    await made.handle(made.authenticate(credential), Heartbeat(V0, ()))
+    return credential
+
+
+async def leased(made: Coordinator, credential: str) -> LeaseGrant:
+    grant = await made.handle(made.authenticate(credential), RequestLease(V0, 1.0))
+    assert isinstance(grant, LeaseGrant)
+    return grant
+
+
+def finished(grant: LeaseGrant) -> SubmitGroup:
+    records = [msgspec.msgpack.encode(trajectory(grant.prompt, grant.policy)) for _ in grant.indices]
+    rows = [RowSubmission(i, RowStatus.FINISHED, record=msgspec.Raw(r)) for i, r in zip(grant.indices, records, strict=True)]
+    return SubmitGroup(grant.lease_id, grant.group_id, grant.attempt, tuple(rows))
+
+
+Post = Callable[[str, bytes], Awaitable[tuple[int, list[Verdict]]]]
+
+
+def posting(session: aiohttp.ClientSession) -> Post:
+    async def post(credential: str, body: bytes) -> tuple[int, list[Verdict]]:
+        headers = {"Authorization": f"Bearer {credential}"} if credential else {}
+        async with session.post("/v1/SubmitGroup", data=body, headers=headers) as response:
+            data = await response.read()
+            if response.status != 200:
+                return response.status, []
+            return 200, list(msgspec.msgpack.decode(data, type=SubmitVerdicts).verdicts)
+
+    return post
+
+
+async def test_a_captured_submission_counts_once_whoever_sends_it_again_and_whenever() -> None:
+    """Field report H03. There is no timestamp or signature to leave out: a row counts once under the lease of the
+    worker whose credential sends it."""
+    clock = ShiftedClock()
+    made = await coordinator(clock)
+    one, two = await enrolled(made, "one"), await enrolled(made, "two")
+    of_one, of_two = finished(await leased(made, one)), finished(await leased(made, two))
+    captured = encode(of_one)
+    async with serving(build_app(made, clock)) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        post = posting(session)
+
+        assert await post(one, captured) == (200, [Verdict.ACCEPTED] * 4)
+        once = dict(made.books.buffer.counts)
+        assert once[RowState.BUFFERED] == 4
+
+        for later_s in (0.0, 600.0):  # at once, as after a lost answer; and ten minutes later
+            clock.unseen_s += later_s
+            assert await post(one, captured) == (200, [Verdict.ACCEPTED] * 4), "the old verdict, and nothing new"
+        assert await post(two, captured) == (200, [Verdict.UNATTRIBUTED] * 4)
+        forged = msgspec.structs.replace(of_two, lease_id=of_one.lease_id)
+        assert await post(two, encode(forged)) == (200, [Verdict.UNATTRIBUTED] * 4)
+        assert await post(one, encode(of_two)) == (200, [Verdict.UNATTRIBUTED] * 4)
+        for stranger in ("", "nonsense", "token-worker"):
+            assert await post(stranger, captured) == (401, [])
+        assert dict(made.books.buffer.counts) == once
+
+        assert await post(two, encode(of_two)) == (200, [Verdict.ACCEPTED] * 4), "nobody used up what was another's"
+    assert made.books.buffer.generated == 8
+    assert made.books.state.unattributed == 12
+
+
+def test_a_coordinator_that_stood_still_takes_nobody_for_dead() -> None:
+    """Field report H05: five minutes of SIGSTOP are its own silence; a worker's are counted from then on."""
+
+    async def main() -> tuple[Coordinator, list[bool]]:
+        clock = ShiftedClock()
+        made = await coordinator(clock)
+        credential = await enrolled(made, "one")
+        await leased(made, credential)
+        seen = []
+        watching = asyncio.create_task(made.run())
+        await asyncio.sleep(5)
+        clock.unseen_s += 300.0
+        for wait_s in (20.0, DEAD_AFTER_S):
+            await asyncio.sleep(wait_s)
+            seen.append(bool(made.books.fleet.active()))
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        return made, seen
+
+    made, seen = run_virtual(main())
+    assert seen == [True, False]
+    events = made.events
+    assert isinstance(events, RecordedEvents)
+    assert [event["kind"] for event in events.events if event["kind"] in ("stood_still", "lease_lost")] == [
+        "stood_still",
+        "lease_lost",
+    ]
+
+
+def test_a_snapshot_of_another_size_than_the_one_before_is_remarked_on() -> None:
+    """Field report E12: twice the bytes is a change of element type that nobody asked for."""
+
+    async def main() -> list[dict[str, object]]:
+        made = await coordinator(ShiftedClock())
+        for version, size in ((2, 100), (4, 200), (6, 200)):
+            made.learner.published(Policy(0, version), size, 0.0)
+        events = made.events
+        assert isinstance(events, RecordedEvents)
+        return events.kinds("snapshot_size_changed")
+
+    (told,) = run_virtual(main())
+    assert (told["policy"], told["bytes"], told["bytes_before"]) == ("0.4", 200, 100)
