@@ -10,7 +10,7 @@ of framing instead of up to five per number, and no rounding between worker and 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,6 +22,9 @@ LOGPROB_DTYPE = np.dtype("<f4")
 LOGPROBS_FULL_VOCAB_AT_TEMPERATURE = "full-vocab@temperature"
 """Log-softmax over the whole vocabulary of logits divided by the sampling temperature; top-p is not renormalised."""
 
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+"""A number that somebody else sent: exact in every reader, and in a database's signed 64 bits."""
+
 
 class Policy(msgspec.Struct, frozen=True, order=True, array_like=True):
     """Which weights: ordered by incarnation, then version; never reused for other weights (I2).
@@ -29,8 +32,8 @@ class Policy(msgspec.Struct, frozen=True, order=True, array_like=True):
     Example: ``Policy(0, 4)`` is the policy after four training steps of the first incarnation.
     """
 
-    incarnation: int
-    version: int
+    incarnation: Natural
+    version: Natural
 
     def __str__(self) -> str:
         return f"{self.incarnation}.{self.version}"

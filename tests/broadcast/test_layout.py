@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from hostile import HOSTILE, entry, file_of
 from safetensors import SafetensorError, safe_open
 
 from echo2.broadcast.layout import TensorShape, check_tensor, header_bytes, header_length, parse_header, spans_of
@@ -15,32 +15,6 @@ def read(data: bytes) -> list[str]:
     length = header_length(data[:8], len(data))
     spans, _ = parse_header(data[8 : 8 + length], len(data))
     return [span.tensor.name for span in spans]
-
-
-def file_of(header: str, body: bytes = b"", length: int | None = None) -> bytes:
-    text = header.encode()
-    return (len(text) if length is None else length).to_bytes(8, "little") + text + body
-
-
-def entry(first: int, last: int, shape: list[int] | None = None, dtype: str = "U8") -> str:
-    shape = [last - first] if shape is None else shape
-    return json.dumps({"dtype": dtype, "shape": shape, "data_offsets": [first, last]})
-
-
-GOOD = f'{{"a":{entry(0, 4)}}}'
-HOSTILE = {
-    "header length 2**63-1": file_of(GOOD, bytes(4), length=2**63 - 1),
-    "header length 100,000,001": file_of(GOOD, bytes(4), length=100_000_001),
-    "header length 0": file_of("", length=0),
-    "seven bytes": bytes(7),
-    "duplicate names": file_of(f'{{"a":{entry(0, 4)},"a":{entry(4, 8)}}}', bytes(8)),
-    "overlapping ranges": file_of(f'{{"a":{entry(0, 4)},"b":{entry(2, 6)}}}', bytes(6)),
-    "a hole": file_of(f'{{"a":{entry(0, 4)},"b":{entry(6, 10)}}}', bytes(10)),
-    "a trailing byte": file_of(GOOD, bytes(5)),
-    "the last byte missing": file_of(GOOD, bytes(3)),
-    "shape overflow": file_of(f'{{"a":{entry(0, 0, [2**40, 2**40], "F32")}}}'),
-    "negative offset": file_of(f'{{"a":{entry(-4, 0)}}}', bytes(4)),
-}
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

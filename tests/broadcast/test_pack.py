@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile import HOSTILE
 from safetensors.numpy import load_file, save_file
 
 from echo2.broadcast.pack import pack_directory, verify_directory
@@ -105,10 +107,15 @@ def test_what_is_no_model_directory_or_already_there_is_the_users_mistake(tmp_pa
         verify_directory(tmp_path / "empty")
 
 
-def test_e04_a_broken_file_is_named_and_nothing_is_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_e04_a_broken_file_is_named_and_nothing_is_made_or_allocated(tmp_path: Path, kind: str) -> None:
     folder = model(tmp_path / "m", [{"a": EMBEDDING}])
-    with (folder / OBJECT_NAME).open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(IntegrityError, match=r"m/model\.safetensors: .*end at byte"):
-        pack_directory(folder, tmp_path / "x")
+    (folder / OBJECT_NAME).write_bytes(HOSTILE[kind])
+    tracemalloc.start()
+    try:
+        with pytest.raises(IntegrityError, match=r"m/model\.safetensors: "):
+            pack_directory(folder, tmp_path / "x")
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
     assert not (tmp_path / "x").exists()

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.parse import encode_manifest, parse_manifest
 from echo2.broadcast.snapshot import RawTensor, load_manifest, read_tensors, verify_snapshot, write_snapshot
 from echo2.errors import DiskFull, IntegrityError
-from echo2.transport.partial import MANIFEST_NAME, OBJECT_NAME, folder_name
+from echo2.transport.partial import MANIFEST_NAME, OBJECT_NAME, PARTIAL, folder_name
 from echo2.types import Policy, SnapshotKind
 
 WIDTH = {"BOOL": 1, "U8": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8}
@@ -118,6 +121,44 @@ def test_e07_a_full_disk_leaves_the_previous_snapshot_and_the_next_attempt_works
     second, folder = snapshot_of(version=5, name="x")
     verify_snapshot(folder, second)
     assert sorted(path.name for path in folder.parent.iterdir()) == ["0.4", "0.5"]
+
+
+WRITE_FOR_EVER = """
+import sys
+from pathlib import Path
+import numpy as np
+from echo2.broadcast.snapshot import RawTensor, write_snapshot
+from echo2.types import Policy
+version = int(sys.argv[2])
+while True:
+    tensors = {"w": RawTensor.of(np.full(200_000, version, np.uint16), "BF16")}
+    folder = Path(sys.argv[1]) / f"0.{version}"
+    write_snapshot(tensors, {}, run_id="r", policy=Policy(0, version), dtype="bfloat16", folder=folder)
+    print(version, flush=True)
+    version += 1
+"""
+
+
+@pytest.mark.integration
+def test_e05_a_publisher_killed_at_any_moment_leaves_whole_snapshots_only(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    newest = -1
+    for life in range(3):  # each goes on beside what the one before was in the middle of
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path), str(newest + 1)],
+            stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        with writer:
+            assert writer.stdout is not None
+            for _ in range(3 + life):
+                newest = int(writer.stdout.readline())
+            time.sleep(0.0015 * life)  # somewhere inside the next write
+            writer.kill()
+            newest = max([newest, *(int(line) for line in writer.stdout)])
+        folders = [path for path in tmp_path.iterdir() if not path.name.endswith(PARTIAL)]
+        assert {f"0.{version}" for version in range(newest + 1)} <= {path.name for path in folders}
+        for folder in folders:
+            verify_snapshot(folder, load_manifest(folder))
 
 
 def test_writing_a_version_again_replaces_the_folder(snapshot_of: WriteSnapshot) -> None:

@@ -167,6 +167,28 @@ def test_a_coordinator_that_stood_still_takes_nobody_for_dead() -> None:
     ]
 
 
+def test_a_lost_lease_is_drawn_again_as_it_was_and_a_failed_one_anew() -> None:
+    """So that a crash at the wrong moment does not change what a resumed run is trained on."""
+
+    async def main() -> list[LeaseGrant]:
+        made = await coordinator(ShiftedClock())
+        credential = await enrolled(made, "one")
+        grants = [await leased(made, credential)]
+        await made.handle(made.authenticate(credential), Hello((), {}))  # restarted: it does not know the lease
+        grants.append(await leased(made, credential))
+        last = grants[-1]
+        failed = tuple(RowSubmission(i, RowStatus.ERROR, error="engine fell over") for i in last.indices)
+        await made.handle(
+            made.authenticate(credential), SubmitGroup(last.lease_id, last.group_id, last.attempt, failed)
+        )
+        return [*grants, await leased(made, credential)]
+
+    first, again, anew = run_virtual(main())
+    assert [(grant.group_id, grant.attempt) for grant in (first, again, anew)] == [(0, 1), (0, 2), (0, 3)]
+    assert again.sampling == first.sampling
+    assert anew.sampling.seed != first.sampling.seed
+
+
 def test_a_snapshot_of_another_size_than_the_one_before_is_remarked_on() -> None:
     """Field report E12: twice the bytes is a change of element type that nobody asked for."""
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo2.data.cursor import CYCLE, PromptCursor
-from echo2.data.task import Split, Task
+from echo2.data.task import Message, Score, Split, Task
 from echo2.errors import ConfigError
 from echo2.types import Prompt
 
@@ -23,6 +23,12 @@ class Listed(Task):
         size = self.size(split)
         assert size is None or 0 <= index < size
         return Prompt(f"{self.name}/{split}/{index}", self.name, {"index": index})
+
+    def messages(self, prompt: Prompt) -> list[Message]:
+        return []
+
+    def score(self, prompt: Prompt, reply: str) -> Score:
+        return Score(0.0, "wrong")
 
 
 def test_an_epoch_shows_every_prompt_once_in_an_order_of_its_own() -> None:

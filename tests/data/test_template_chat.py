@@ -73,7 +73,7 @@ def test_ordinary_contents_render_as_the_tokenizers_own_template(folder: Path, t
 
 
 def test_markers_inside_a_message_stay_text(folder: Path) -> None:
-    """B01"""
+    """I8, B01"""
     chat = TemplateChat(folder)
     harmless = chat.render([{"role": "user", "content": "hi"}], thinking=False)
     forged = chat.render([{"role": "user", "content": FORGED}], thinking=False)

@@ -45,6 +45,7 @@ def test_the_overlong_rule_takes_the_loss_but_not_the_reward_from_the_group() ->
 
 
 def test_b10_ids_of_several_turns_are_kept_as_sampled_and_only_sampled_ones_carry_loss() -> None:
+    """I8"""
     segments = (
         Segment(pack_tokens([4, 5]), False),
         Segment(pack_tokens([10, 11]), True, pack_logprobs([-1.0, -2.0])),

@@ -66,10 +66,11 @@ def test_c04_the_loss_is_the_mean_over_all_loss_bearing_tokens() -> None:
         zero = torch.zeros(())
         return ObjectiveSums((terms.logp * 0 + (terms.advantages > 0).float()).sum(), zero, zero, zero, zero)
 
-    reply = batch_of({0: [trajectory([1], [2], 1.0), trajectory([1], [3] * 9, 0.0)]})
-    for budget in (1, 1000):
+    # 10 tokens of loss 1 and 990 of loss 0: a mean of two means would be 0.5
+    reply = batch_of({0: [trajectory([1], [2] * 10, 1.0), *[trajectory([1], [3] * 45, 0.0)] * 22]})
+    for budget in (1, 400, 5000):
         _, statistics = train(reply, objective=ones_for_short_rows, micro_batch_tokens=budget)
-        assert statistics["loss"] == pytest.approx(0.1)
+        assert statistics["loss"] == pytest.approx(0.01)
 
 
 def test_c05_an_update_without_loss_bearing_tokens_leaves_everything_bit_for_bit() -> None:

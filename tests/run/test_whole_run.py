@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +17,11 @@ from echo2.learning.tiny import character_tokenizer
 from echo2.metrics import StepMetrics
 from echo2.run.api import Run
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-STEPS = 4
-PATIENCE_S = 120.0
+STEPS = 10
+"""Enough for two crashes in between: a step takes some tenths of a second."""
+PATIENCE_S = 280.0
 
 
 class Quiet:
@@ -65,15 +65,24 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def kill(program: str, folder: Path) -> None:
-    """kill -9 of one program of the run in ``folder``, found by its command line."""
-    listing = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    for line in listing.splitlines():
-        pid, _, arguments = line.strip().partition(" ")
-        if f"-m echo2 {program} {folder}" in arguments:
-            os.kill(int(pid), signal.SIGKILL)
-            return
-    raise AssertionError(f"no {program} runs in {folder}")
+def wait_for_steps(run: Run, count: int) -> None:
+    """Until the run has ``count`` lines of metrics, those of an earlier life included."""
+
+    def enough() -> bool:
+        run.new_metrics()
+        assert not run.is_over, "the run ended before it could be disturbed: it needs more steps"
+        return len(run.metrics) >= count
+
+    wait_for(enough, f"step {count}")
+
+
+def kill(program: str, run: Run) -> None:
+    """kill -9 of one program of the run."""
+    launch = run._launch
+    assert launch is not None
+    child = next(c for c in (launch._coordinator, *launch._others) if c.spec.name.startswith(program))
+    assert child.process is not None
+    os.kill(child.process.pid, signal.SIGKILL)
 
 
 def check_lines(lines: list[StepMetrics], budget: int) -> None:
@@ -82,8 +91,8 @@ def check_lines(lines: list[StepMetrics], budget: int) -> None:
         assert line.generated == line.trained + line.expired + line.refused + line.buffered + line.failed
         assert line.staleness_max <= budget
     for earlier, later in zip(lines, lines[1:], strict=False):
-        assert (later.generated, later.trained, later.cost_usd) >= (earlier.generated, earlier.trained, 0.0)
-        assert later.cost_usd >= earlier.cost_usd
+        for count in ("generated", "trained", "expired", "refused", "failed", "cost_usd"):
+            assert getattr(later, count) >= getattr(earlier, count), count
 
 
 def final_bytes(folder: Path) -> dict[str, bytes]:
@@ -100,14 +109,15 @@ def test_a_run_that_was_killed_and_resumed_ends_with_the_same_bits(model: Path, 
 
     broken = Run(config(model, tmp_path, "broken"), events=Quiet())
     with broken:
-        wait_for(lambda: bool(broken.new_metrics()), "the first step")
-        kill("learner", broken.folder.root)
-        wait_for(lambda: len(broken.metrics) + len(broken.new_metrics()) >= 2, "the second step")
-        broken.stop("the test stops here")
+        wait_for_steps(broken, 2)
+        kill("learner", broken)
+        kill("coordinator", broken)
+        broken.stop("the power went off")
+        broken.stop("…without a word")  # a second wish does not wait for order
     resumed = Run(config(model, tmp_path, "broken"), resume=True, events=Quiet())
     with resumed:
-        wait_for(lambda: resumed.folder.coordinator.exists(), "the coordinator")
-        kill("coordinator", resumed.folder.root)
+        wait_for_steps(resumed, len(resumed.metrics) + 1)
+        kill("coordinator", resumed)
         result = resumed.result()
     check_lines(list(result.metrics), budget=0)
     assert len(result.metrics) == STEPS
@@ -125,12 +135,10 @@ def test_workers_join_over_tls_and_a_killed_worker_costs_nothing_but_time(model:
         events=Quiet(),
     )  # fmt: skip
     with run:
-        wait_for(lambda: bool(run.new_metrics()), "the first step")
-        kill("worker", run.folder.join("worker"))
+        wait_for_steps(run, 1)
+        kill("worker", run)
         assert "tls=1" in run.join_string()
         result = run.result()
     check_lines(list(result.metrics), budget=3)
     assert len(result.metrics) == 6
-    assert any(line.eval_reward is not None for line in result.metrics) or (
-        run.folder.root / "evals.jsonl"
-    ).read_text().count("\n")
+    assert (run.folder.root / "evals.jsonl").read_text().count("\n") >= 1

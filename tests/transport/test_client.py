@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +26,7 @@ from echo2.transport.tls import ensure_certificates, issue_server_certificate, u
 from echo2.transport.wire import Deadlines
 from echo2.types import Policy, RowStatus, Verdict
 
-QUICK = Deadlines(answer_s=1.0, min_rate_bytes_per_s=1 << 20)
+QUICK = Deadlines(answer_s=10.0, min_rate_bytes_per_s=1 << 20)
 BEAT = Heartbeat(None, ())
 
 
@@ -93,6 +94,51 @@ async def test_h07_a_silent_coordinator_is_given_up_at_the_deadline(tmp_path: Pa
     ):
         with pytest.raises(TransportError, match="the deadline passed"):
             await line.enrol("w")
+
+
+class Line:
+    """A relay to ``port`` whose present connections can be made to swallow everything without closing."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.connections = 0
+        self._dead = 0
+
+    def go_dead(self) -> None:
+        """As after a firewall's DROP or a suspended host: no FIN, no RST, no answer. New connections work."""
+        self._dead = self.connections
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        number = self.connections
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while block := await source.read(65536):
+                if number > self._dead:
+                    sink.write(block)
+                    await sink.drain()
+
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+
+
+async def test_h07_a_half_open_connection_is_given_up_in_time_and_the_next_call_opens_another(
+    service: FakeService, port: int, tmp_path: Path
+) -> None:
+    relay = Line(port)
+    async with impostor(relay) as through, HttpTransport(join_to(through), tmp_path / "c", QUICK) as line:
+        await line.enrol("w")
+        await line.call(BEAT)
+        opened = relay.connections
+        relay.go_dead()
+        line._wire.deadlines = Deadlines(answer_s=0.2)
+        began = time.monotonic()
+        with pytest.raises(TransportError, match="the deadline passed"):
+            await line.call(BEAT)
+        assert 0.2 <= time.monotonic() - began < 5
+        line._wire.deadlines = QUICK
+        assert await line.call(BEAT) == HeartbeatReply(drain=False)
+        assert relay.connections > opened
 
 
 async def test_i9_an_endless_answer_is_cut(tmp_path: Path) -> None:

@@ -140,7 +140,8 @@ class Books:
 
     def kept_policies(self) -> set[Policy]:
         """Snapshots that an admissible trajectory or a running lease may still name, and the newest."""
-        leases = {self.buffer.groups[x.group_id].attempts[x.attempt - 1].policy for x in self.fleet.leases.values()}
+        running = [self.buffer.lease_of(x.group_id, x.attempt) for x in self.fleet.leases.values()]
+        leases = {lease.policy for lease in running if lease is not None}
         oldest = self.buffer.oldest_admissible
         return leases | {p for p in self.state.published if p.version >= oldest or p == self.state.current}
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -53,6 +54,7 @@ MAX_PIECE_BYTES = 64 * 1024 * 1024
 _READERS = frozenset({Role.WORKER, Role.LEARNER, Role.OPERATOR})
 _WRITERS = frozenset({Role.LEARNER})
 _MSGPACK = "application/msgpack"
+_NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
 
 
 class ServedShelf(Protocol):
@@ -98,7 +100,7 @@ class _Answered(Exception):
 def build_app(service: Service, clock: Clock, limits: Limits = Limits(), ca_pem: bytes = b"") -> Starlette:  # noqa: B008
     """The ASGI application; ``ca_pem`` is served openly when TLS is on."""
     surface = _Surface(service, clock, limits)
-    snapshot = "/v1/snapshots/{incarnation:int}/{version:int}/object"
+    snapshot = "/v1/snapshots/{incarnation}/{version}/object"
 
     async def healthz(_: HttpRequest) -> Response:
         return PlainTextResponse("ok\n")
@@ -276,7 +278,12 @@ def _reply(message: Reply | Received) -> Response:
 
 
 def _policy(http: HttpRequest) -> Policy:
-    return Policy(http.path_params["incarnation"], http.path_params["version"])
+    # Not left to the router: it turns digits of any length into a number, and Python refuses some with an error.
+    incarnation, version = str(http.path_params["incarnation"]), str(http.path_params["version"])
+    if not (_NUMBER.fullmatch(incarnation) and _NUMBER.fullmatch(version)):
+        message = f"a policy is two whole numbers, got {incarnation[:32]!r} and {version[:32]!r}"
+        raise _Answered(404, Malformed.__name__, message)
+    return Policy(int(incarnation), int(version))
 
 
 def _address(http: HttpRequest) -> str:

@@ -10,6 +10,7 @@ import math
 
 import msgspec
 
+from echo2.broadcast.manifest import Manifest
 from echo2.coordinator import seat
 from echo2.coordinator.books import Books
 from echo2.coordinator.evaluation import Evaluation
@@ -48,8 +49,7 @@ class LearnerDesk:
         if attach.assets != books.assets:
             books.assets = attach.assets
             books.record(AssetsPut(attach.assets))
-        books.bill = books.bill.rent("learner", books.config.provisioning.learner_usd_per_h, now)
-        books.learner_attached, books.learner_left = True, False
+        self._take_seat(now)
         policy = Policy(state.incarnation, attach.step)
         publish = (
             policy not in state.published
@@ -68,8 +68,20 @@ class LearnerDesk:
             stop_after_step=books.config.run.steps,
         )
 
-    def leave(self, now: float) -> None:
-        """The learner has finished and goes."""
+    def heard(self, epoch: int, now: float) -> None:
+        """A message under the newest epoch: the learner attached to an earlier life of this coordinator is still here."""
+        books = self.books
+        if epoch == books.state.epoch > 0 and not (books.learner_attached or books.learner_left):
+            self._take_seat(now)
+
+    def _take_seat(self, now: float) -> None:
+        books = self.books
+        books.bill = books.bill.rent("learner", books.config.provisioning.learner_usd_per_h, now)
+        books.learner_attached, books.learner_left = True, False
+
+    def leave(self, epoch: int, now: float) -> None:
+        """The learner has finished and goes. Raises Fenced when another one sits here now."""
+        seat.check_epoch(self.books.state, epoch)
         self.books.learner_attached, self.books.learner_left = False, True
         self.books.learner_waits = False
         self.books.bill = self.books.bill.release("learner", now)
@@ -165,6 +177,16 @@ class LearnerDesk:
         state.checkpoint_step = max(state.checkpoint_step, step)
         self.books.buffer.release_records(state.checkpoint_step)
         self.books.events.emit("checkpoint", step=step)
+
+    def check_offer(self, epoch: int, manifest: Manifest) -> None:
+        """Raises Refused for a snapshot that may not become visible, or that every worker would refuse."""
+        self.check_publish(epoch, manifest.policy)
+        run_id, dtype = self.books.state.run_id, self.books.config.model.snapshot_dtype
+        if (manifest.run_id, manifest.dtype) != (run_id, dtype):
+            raise Refused(
+                f"a snapshot of this run is of {run_id} and {dtype}, got {manifest.run_id[:80]} and "
+                f"{manifest.dtype[:32]}: start the learner on this run's folder"
+            )
 
     def check_publish(self, epoch: int, policy: Policy) -> None:
         """Raises Refused unless ``policy`` may become visible now."""

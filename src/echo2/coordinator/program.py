@@ -44,13 +44,14 @@ from echo2.metrics import StepMetrics
 from echo2.ports import Clock, EventLog, Ids, Store
 from echo2.report.transcripts import choose
 from echo2.transport import messages as m
-from echo2.types import Policy
+from echo2.types import Policy, Verdict
 from echo2.version import VERSION
 
 DRAIN_S = 60.0
 """Longest wait, at the end of a run, for workers to submit what they hold and leave."""
 FINISH_S = 300.0
 """Longest wait, after the last step, for the learner to publish its last version and leave."""
+BARREN = ", and the last leases ended without an accepted trajectory: look at the workers' logs"
 
 
 class Coordinator:
@@ -122,6 +123,7 @@ class Coordinator:
             self.workers.seen(principal.peer_id, self.registry.name_of(principal.peer_id), self.clock.monotonic())
         elif principal.role is m.Role.LEARNER:
             self._learner_at = self.clock.monotonic()
+            self.learner.heard(getattr(request, "epoch", 0), self._learner_at)
         answer: Callable[[str, Any], Awaitable[m.Reply]] = self._ANSWERS[type(request)].__get__(self)
         reply = await answer(principal.peer_id, request)
         await self._durable()
@@ -182,7 +184,8 @@ class Coordinator:
             async with asyncio.timeout(_bounded(request.wait_s)):
                 return await waiter
         except TimeoutError:
-            return m.LeaseWait(self._wait_reason)
+            # The grant may have come in the very moment in which the time ended.
+            return waiter.result() if waiter.done() and not waiter.cancelled() else m.LeaseWait(self._wait_reason)
         except asyncio.CancelledError:
             granted = waiter.result() if waiter.done() and not waiter.cancelled() else None
             if isinstance(granted, m.LeaseGrant):
@@ -205,13 +208,15 @@ class Coordinator:
                     self._wait_reason = granted
                     break
                 waiter.set_result(granted)
-                self._rows_at = now
+                if not self.workers.fruitless:
+                    self._rows_at = now
         self._ready.notify()
 
     async def _submit(self, worker_id: str, request: m.SubmitGroup) -> m.Reply:
         now = self.clock.monotonic()
         verdicts = self.workers.submit(worker_id, request, now)
-        self._rows_at = now
+        if Verdict.ACCEPTED in verdicts:
+            self._rows_at = now
         self._pump()
         return m.SubmitVerdicts(tuple(verdicts))
 
@@ -226,7 +231,7 @@ class Coordinator:
         if peer_id in self.books.fleet.workers:
             self.workers.leave(peer_id, self.clock.monotonic())
         else:
-            self.learner.leave(self.clock.monotonic())
+            self.learner.leave(request.epoch, self.clock.monotonic())
         self._pump()
         return m.Done()
 
@@ -242,6 +247,7 @@ class Coordinator:
         """Consumes a request; waits for P closed groups; unblocked by submissions and time; produces batch t."""
         start = self.clock.monotonic()
         deadline = start + _bounded(request.wait_s)
+        found: Batch | str = ""
         try:
             while isinstance(found := self.learner.batch(request.epoch, request.step, self.clock.monotonic()), str):
                 if self.books.stop_reason:
@@ -288,7 +294,7 @@ class Coordinator:
 
     async def _offer(self, peer_id: str, request: m.OfferSnapshot) -> m.Reply:
         manifest = parse_manifest(request.manifest)
-        self.learner.check_publish(request.epoch, manifest.policy)
+        self.learner.check_offer(request.epoch, manifest)
         return m.SnapshotOffer(await self.shelf.offer(manifest))
 
     async def _publish(self, peer_id: str, request: m.PublishSnapshot) -> m.Reply:
@@ -358,7 +364,7 @@ class Coordinator:
             learner_waits=books.learner_waits,
             published=books.state.current is not None,
             workers_active=len(books.fleet.active()),
-            batch=self.learner.lacking(),
+            batch=self.learner.lacking() + (BARREN if self.workers.fruitless else ""),
             t_train_s=books.scoreboard.t_train_s,
         )
         sentence = starved(progress, self.config.coordinator.stall_s)

@@ -283,9 +283,9 @@ def _load(connection: sqlite3.Connection) -> Loaded:
         return tuple(msgspec.msgpack.decode(value, type=type_) for (value,) in connection.execute(query, parameters))
 
     facts = dict(connection.execute("SELECT name, value FROM facts").fetchall())
-    (newest,) = connection.execute("SELECT coalesce(max(step), 0) FROM batches").fetchone()
+    oldest, newest = connection.execute("SELECT coalesce(min(step), 0), coalesce(max(step), 0) FROM batches").fetchone()
     recent = "ended_at IS NULL OR ended_at >= ?"
-    since = newest - REMEMBERED_STEPS
+    since = min(oldest, newest - REMEMBERED_STEPS)  # A batch that may be replayed needs all of its rows.
     rows: list[Row] = []
     for state, verdict, value in connection.execute(
         f"SELECT state, verdict, value FROM rows WHERE group_id IN (SELECT group_id FROM groups WHERE {recent})",

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import msgspec
 
+from echo2.transport.messages import MAX_WAIT_S
+
 LEARNER_PATIENCE = 10.0
 """A learner that holds a batch is given so many step times."""
 FIRST_STEP_PATIENCE = 6.0
 """…and, before a step time is known, so many stall times: compilation and cold caches make the first step long."""
+ASKING_S = 4 * MAX_WAIT_S
+"""A learner that waits asks at least so often; one that asked and then fell silent is looked for itself."""
 
 
 class Progress(msgspec.Struct, frozen=True):
     """Ages in seconds of the last sign of each kind of progress."""
 
     rows_s: float
-    """Since a row was accepted, a lease was granted or the learner took a batch."""
+    """Since a row was accepted, the learner took a batch, or a lease was granted while leases bear fruit."""
     learner_s: float
     """Since the learner attached, asked, or reported."""
     learner_attached: bool
@@ -36,7 +40,7 @@ def starved(progress: Progress, stall_s: float) -> str | None:
             missing = "published version 0" if progress.learner_attached else "attached"
             return f"no learner has {missing} for {progress.learner_s:.0f} s: look at the learner's log"
         return None
-    if progress.learner_waits:
+    if progress.learner_waits and progress.learner_s <= ASKING_S:
         if progress.rows_s <= stall_s:
             return None
         who = "no worker is alive" if not progress.workers_active else f"{progress.workers_active} workers are alive"
@@ -45,7 +49,6 @@ def starved(progress: Progress, stall_s: float) -> str | None:
         )
     patience = LEARNER_PATIENCE * progress.t_train_s if progress.t_train_s else FIRST_STEP_PATIENCE * stall_s
     if progress.learner_s > max(stall_s, patience):
-        return (
-            f"the learner has held a batch for {progress.learner_s:.0f} s without a report: look at the learner's log"
-        )
+        what = "been silent since it asked for a batch" if progress.learner_waits else "held a batch"
+        return f"the learner has {what} for {progress.learner_s:.0f} s without a report: look at the learner's log"
     return None

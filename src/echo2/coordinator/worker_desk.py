@@ -20,6 +20,8 @@ from echo2.types import Policy, Prompt, RowState, Sampling, Verdict
 
 LEASE_REPLY_GRACE_S = 10.0
 """A lease its worker never mentions is given back after this: the reply that carried it was lost."""
+MAX_STATE_CHARACTERS = 200
+"""What a worker says of itself, as people are shown it."""
 
 
 class WorkerDesk:
@@ -27,6 +29,8 @@ class WorkerDesk:
         self.books = books
         self.config, self.state, self.events = books.config, books.state, books.events
         self.buffer, self.fleet = books.buffer, books.fleet
+        self.fruitless = False
+        """A lease ended without an accepted row, and none was accepted since: granting more is no progress (I7)."""
 
     # ---- workers ------------------------------------------------------------------------------------------------
 
@@ -49,8 +53,11 @@ class WorkerDesk:
 
     def heartbeat(self, worker_id: str, beat: Heartbeat, now: float) -> HeartbeatReply:
         worker = self.fleet.workers[worker_id]
-        worker.state, worker.spooled_groups = beat.state, beat.spooled_groups
-        if beat.installed is not None and beat.installed != worker.installed:
+        worker.state, worker.spooled_groups = beat.state[:MAX_STATE_CHARACTERS], beat.spooled_groups
+        if beat.installed is not None and self.state.judge(beat.installed) is Verdict.FUTURE:
+            # Nobody can hold it: believed, it would end a publish and an evaluation that nobody has seen.
+            self.events.emit("impossible_install", worker=worker_id, policy=str(beat.installed))
+        elif beat.installed is not None and beat.installed != worker.installed:
             worker.installed = beat.installed
             self.events.emit("installed", worker=worker_id, policy=str(beat.installed))
             self.books.note_installs(now)
@@ -81,6 +88,7 @@ class WorkerDesk:
         self.books.note_installs(now)
 
     def lose(self, lease: RunningLease, why: str, now: float) -> None:
+        self.fruitless = True
         self.fleet.end(lease.lease_id, now, None)
         self.buffer.lose_lease(lease.group_id, lease.attempt)
         self.events.emit("lease_lost", lease=lease.lease_id, group=lease.group_id, why=why)
@@ -99,10 +107,19 @@ class WorkerDesk:
             self._dismiss(worker, now)
         for lease in lost:
             self.lose(lease, "its worker fell silent or it grew too old", now)
+        self._end_dropped(now)
         for lease in self.fleet.newly_overdue(now):
             self.buffer.mark_overdue(lease.group_id)
         self.books.account(now)
         self.books.finish_evaluation()
+
+    def _end_dropped(self, now: float) -> None:
+        """Leases whose group aged out or was rolled back: their workers are told to stop, their versions may go."""
+        for lease in list(self.fleet.leases.values()):
+            group = self.buffer.groups.get(lease.group_id)
+            if group is None or not group.leased or group.attempt != lease.attempt:
+                self.fleet.end(lease.lease_id, now, None)
+                self.events.emit("lease_ended", lease=lease.lease_id, group=lease.group_id, why="its group is gone")
 
     # ---- leases and submissions ---------------------------------------------------------------------------------
 
@@ -142,7 +159,9 @@ class WorkerDesk:
             worker=worker_id,
             policy=str(installed),
         )
-        return self._grant(lease.lease_id, group.group_id, group.attempt, group.prompt, lease.indices, installed)
+        # A lease that was merely lost is drawn again as it was; one that brought rows is drawn anew.
+        draw = 1 + len({attempt for _, attempt in self.buffer.rows[group.group_id]})
+        return self._grant(lease.lease_id, group.group_id, group.attempt, group.prompt, lease.indices, installed, draw)
 
     def _next_group(self, installed: Policy) -> Group | str:
         """A group whose last attempt failed, if it can still be trained; else a new one."""
@@ -164,10 +183,11 @@ class WorkerDesk:
         prompt: Prompt,
         indices: tuple[int, ...],
         policy: Policy,
+        draw: int = 1,
         purpose: str = "train",
     ) -> LeaseGrant:
         rollout = self.config.rollout
-        seed = blake3(f"{self.config.run.seed}/{purpose}/{group_id}/{attempt}".encode()).digest()[:7]
+        seed = blake3(f"{self.config.run.seed}/{purpose}/{group_id}/{draw}".encode()).digest()[:7]
         sampling = Sampling(
             temperature=rollout.temperature,
             top_p=rollout.top_p,
@@ -201,6 +221,8 @@ class WorkerDesk:
         verdicts = self.buffer.submit(submission.group_id, submission.attempt, rows)
         self.state.unattributed += sum(verdict is Verdict.UNATTRIBUTED for verdict in verdicts)
         born = [row for key, row in self.buffer.rows[submission.group_id].items() if key not in known]
+        if born:
+            self.fruitless = not any(row.verdict is Verdict.ACCEPTED for row in born)
         group = self.buffer.groups[submission.group_id]
         self.books.scoreboard.judged(group.prompt.task, [row.reward for row in born if row.reward is not None])
         self.fleet.end(submission.lease_id, now, len(born))

@@ -6,11 +6,14 @@ version; its reward is a finite number; and it is about the prompt that was leas
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from echo2.types import Prompt, Segment, Trajectory
+
+MAX_REWARD = 1e9
+"""Sums over a batch, and squares in float32, stay finite."""
+TEMPERATURES = (1e-6, 1e6)
+"""Logits are divided by it: beyond, they overflow or vanish."""
 
 _decoder = msgspec.msgpack.Decoder(Trajectory)
 
@@ -31,14 +34,13 @@ def fault(trajectory: Trajectory, prompt: Prompt) -> str | None:
     if (trajectory.task, trajectory.prompt_id) != (prompt.task, prompt.prompt_id):
         leased = f"{prompt.task}/{prompt.prompt_id}"
         return f"record is about {trajectory.task}/{trajectory.prompt_id}, the lease about {leased}"
-    if not math.isfinite(trajectory.reward):
-        return f"reward must be finite, got {trajectory.reward}"
-    if not (math.isfinite(trajectory.temperature) and trajectory.temperature > 0 and 0 < trajectory.top_p <= 1):
-        return "temperature must be positive and top_p in (0, 1]"
+    if not abs(trajectory.reward) <= MAX_REWARD:
+        return f"reward must be in [-{MAX_REWARD:g}, {MAX_REWARD:g}], got {trajectory.reward}"
+    coldest, hottest = TEMPERATURES
+    if not (coldest <= trajectory.temperature <= hottest and 0 < trajectory.top_p <= 1):
+        return f"temperature must be in [{coldest:g}, {hottest:g}] and top_p in (0, 1]"
     if trajectory.policy_min > trajectory.policy_max:
         return f"policy span {trajectory.policy_min}..{trajectory.policy_max} is reversed"
-    if trajectory.policy_min.version < 0 or trajectory.policy_min.incarnation < 0:
-        return f"policy {trajectory.policy_min} is negative"
     if trajectory.sampled_tokens == 0:
         return "no token was sampled by the policy"
     return next((found for segment in trajectory.segments if (found := _segment_fault(segment))), None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from typing import Any, Literal, Protocol, TypedDict
 
 import msgspec
 
+from echo2.errors import UserError
 from echo2.types import Prompt
 
 Split = Literal["train", "eval"]
@@ -51,7 +53,7 @@ class Talk(Protocol):
         ...
 
 
-class Task:
+class Task(ABC):
     """Subclasses take their options as keyword arguments of ``__init__`` and raise ConfigError for wrong ones."""
 
     name: str = ""
@@ -59,20 +61,21 @@ class Task:
     options: Mapping[str, Any] = MappingProxyType({})
     """The options it was made with; set by the registry."""
 
+    @abstractmethod
     def size(self, split: Split) -> int | None:
         """Distinct prompts of the split; None where they are endless. Raises ConfigError for bad data."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prompt(self, split: Split, index: int) -> Prompt:
         """Prompt ``index`` (0 ≤ index < size), complete: a worker needs no data of its own to run and score it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def messages(self, prompt: Prompt) -> list[Message]:
         """The conversation that opens the episode."""
-        raise NotImplementedError
 
+    @abstractmethod
     def score(self, prompt: Prompt, reply: str) -> Score:
-        raise NotImplementedError
+        """Judge a reply; whatever it raises makes the row a failure, not a zero."""
 
     def gold_reply(self, prompt: Prompt) -> str | None:
         """A reply that scores full marks; None where the task has none. Self-checks and warm starts use it."""
@@ -80,7 +83,7 @@ class Task:
 
     def prompt_for_gold(self, gold: str) -> Prompt:
         """A prompt whose right answer is ``gold``, to score a reply by hand. Raises UserError."""
-        raise NotImplementedError
+        raise UserError(f"task {self.name} cannot make a prompt from a gold answer alone: score it through a run")
 
     def metadata(self, prompt: Prompt, reply: str) -> dict[str, Any]:
         """Ω of a single-turn episode, beside the score's status."""

@@ -120,7 +120,7 @@ class LearnerProgram:
         if self._publishing is not None:
             await self._publishing
         await self._make_durable(await self._learner.freeze())
-        await self._line.call(Leave(), Done, patience=self._patience_s)
+        await self._line.call(Leave(self._epoch), Done, patience=self._patience_s)
 
     def _patience_s(self) -> float:
         return STOP_PATIENCE_S if self._stop.called else self._options.give_up_after_s

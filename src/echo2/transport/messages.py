@@ -14,13 +14,17 @@ from typing import Annotated, Any
 
 import msgspec
 
-from echo2.types import Policy, Prompt, RowStatus, Sampling, SnapshotKind, Verdict
+from echo2.types import Natural, Policy, Prompt, RowStatus, Sampling, SnapshotKind, Verdict
 
 PROTOCOL_VERSION = 1
 MAX_GROUP_ROWS = 4096
 """Rows of one submission: far more than a group has, few enough to cost nothing."""
 MAX_WAIT_S = 30.0
 """Longest a long poll is held open: below the idle limits of common proxies."""
+MAX_SECONDS = 1e9
+"""Longest time that anybody may claim to have measured: thirty years."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+"""A measured time: never negative, infinite or not a number."""
 
 
 class Role(StrEnum):
@@ -149,7 +153,7 @@ class SubmitGroup(Request, frozen=True):
     group_id: int
     attempt: int
     rows: Annotated[tuple[RowSubmission, ...], msgspec.Meta(max_length=MAX_GROUP_ROWS)]
-    busy_s: float = 0.0
+    busy_s: Seconds = 0.0
     """Time from lease to submission on the worker's own monotonic clock."""
 
 
@@ -161,8 +165,8 @@ class SubmitVerdicts(Reply, frozen=True):
 class Heartbeat(Request, frozen=True):
     installed: Policy | None
     leases: tuple[str, ...]
-    generated_tokens: int = 0
-    spooled_groups: int = 0
+    generated_tokens: Natural = 0
+    spooled_groups: Natural = 0
     state: str = ""
     """What the worker is doing, for people: `waiting: …`, `generating`, `installing 0.4`."""
 
@@ -176,6 +180,9 @@ class HeartbeatReply(Reply, frozen=True):
 class Leave(Request, frozen=True):
     """A worker that has drained, or a learner that has finished, goes."""
 
+    epoch: Natural = 0
+    """The learner's; a worker has none."""
+
 
 # ---- learner ---------------------------------------------------------------------------------------------------
 
@@ -184,7 +191,7 @@ class Attach(Request, frozen=True):
     """A learner (re)starts at ``step`` (training steps its weights hold)."""
 
     run_id: str
-    step: int
+    step: Natural
     last_batch_digest: str
     """Digest of batch step-1; empty at step 0."""
     initial_weights_hash: str
@@ -207,8 +214,8 @@ class Attached(Reply, frozen=True):
 
 
 class RequestBatch(Request, frozen=True):
-    epoch: int
-    step: int
+    epoch: Natural
+    step: Natural
     wait_s: float
 
 
@@ -232,11 +239,11 @@ class BatchWait(Reply, frozen=True):
 
 
 class ReportStep(Request, frozen=True):
-    epoch: int
-    step: int
+    epoch: Natural
+    step: Natural
     """Index t of the step just trained; the policy is now version t + 1."""
-    t_train_s: float
-    wait_s: float
+    t_train_s: Seconds
+    wait_s: Seconds
     stats: dict[str, float]
     """Learner's own measurements: loss, kl, entropy, clip_share, grad_norm, trainable_tokens …"""
 
@@ -250,14 +257,14 @@ class StepAccepted(Reply, frozen=True):
 
 
 class AckCheckpoint(Request, frozen=True):
-    epoch: int
-    step: int
+    epoch: Natural
+    step: Natural
 
 
 class OfferSnapshot(Request, frozen=True):
     """Announce a snapshot for upload: manifest as JSON bytes, unsigned; the reply says which ranges are missing."""
 
-    epoch: int
+    epoch: Natural
     manifest: bytes
 
 
@@ -269,7 +276,7 @@ class SnapshotOffer(Reply, frozen=True):
 class PublishSnapshot(Request, frozen=True):
     """All bytes are uploaded: verify, sign, make visible. Only after the checkpoint is acknowledged."""
 
-    epoch: int
+    epoch: Natural
     policy: Policy
 
 

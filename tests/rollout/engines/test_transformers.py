@@ -210,6 +210,7 @@ async def test_drain_lets_a_generation_finish_under_the_version_it_began_with(ti
 
 @pytest.mark.parametrize("tiny", ["qwen3", "gpt2", "windowed"], indirect=True)
 async def test_continue_goes_on_under_the_new_version_and_says_which_tokens_are_whose(tiny: TinyModel) -> None:
+    """I5"""
     newer = tiny.fresh(1)
     async with serving(tiny) as engine:
         await engine.prefetch(V1, tiny.snapshot(newer, V1))
