@@ -281,7 +281,16 @@ async def test_a_version_pruned_while_it_is_sent_arrives_whole(
     assert await service.shelf.published() == []
 
 
-@pytest.mark.parametrize("path", ["/v1/snapshots/0/../object", "/v1/snapshots/0/-1/object", "/v1/snapshots/0/x/object"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/snapshots/0/../object",
+        "/v1/snapshots/0/-1/object",
+        "/v1/snapshots/0/x/object",
+        f"/v1/snapshots/0/{'9' * 5000}/object",  # more digits than Python makes a number of
+        f"/v1/snapshots/{'9' * 16}/0/object",
+    ],
+)
 async def test_e03_a_version_that_is_no_number_has_no_object(path: str, port: int) -> None:
     async with aiohttp.ClientSession() as session:
         headers = {"Authorization": "Bearer secret-worker"}

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 import msgspec
-from building import trajectory
+from building import row, trajectory
 from loopback import serving
 
 from echo2.broadcast.signing import public_key
@@ -87,9 +87,8 @@ async def leased(made: Coordinator, credential: str) -> LeaseGrant:
 
 
 def finished(grant: LeaseGrant) -> SubmitGroup:
-    records = [msgspec.msgpack.encode(trajectory(grant.prompt, grant.policy)) for _ in grant.indices]
-    rows = [RowSubmission(i, RowStatus.FINISHED, record=msgspec.Raw(r)) for i, r in zip(grant.indices, records, strict=True)]
-    return SubmitGroup(grant.lease_id, grant.group_id, grant.attempt, tuple(rows))
+    rows = tuple(row(index, trajectory(grant.prompt, grant.policy)) for index in grant.indices)
+    return SubmitGroup(grant.lease_id, grant.group_id, grant.attempt, rows)
 
 
 Post = Callable[[str, bytes], Awaitable[tuple[int, list[Verdict]]]]

@@ -12,8 +12,8 @@ from building import failed_row, prompt, row, rows, trajectory
 from echo2.coordinator.history import RunState
 from echo2.coordinator.operations import EvalPut, MetricsDropped, MetricsPut, Peer, PeerPut, RunPut, Token, TokenPut
 from echo2.coordinator.store import SqliteStore
-from echo2.data.buffer import Buffer, BufferRules
-from echo2.errors import UserError
+from echo2.data.buffer import REMEMBERED_STEPS, Buffer, BufferRules
+from echo2.errors import DiskFull, UserError
 from echo2.transport.messages import Role
 from echo2.types import Policy, RowState, Verdict
 
@@ -122,6 +122,36 @@ async def test_after_a_failed_commit_nothing_is_accepted_on_top_of_the_gap(store
         await store.commit(["not an operation"])  # type: ignore[list-item]
     with pytest.raises(KeyError):
         await store.commit([MetricsPut(0, b"line")])
+
+
+async def test_a_full_disk_is_told_in_a_sentence_and_ends_all_commits(store: SqliteStore, tmp_path: Path) -> None:
+    """Field report E07: the coordinator stops at once; what was committed before is whole."""
+    await store.commit([MetricsPut(0, b"before")])
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count={pages}")
+    for step in (1, 2):
+        with pytest.raises(DiskFull, match="its disk is full; free space there"):
+            await store.commit([MetricsPut(step, b"x" * 1_000_000)])
+    store.close()
+    again = SqliteStore(tmp_path / "buffer.sqlite")
+    assert (await again.load()).metrics == (b"before",)
+    again.close()
+
+
+async def test_a_batch_that_may_be_replayed_is_loaded_whole_however_old(store: SqliteStore) -> None:
+    """A publish period, or a checkpoint period, may be longer than verdicts are remembered."""
+    steps = REMEMBERED_STEPS + 10
+    buffer = Buffer(BufferRules(2, 1, 2), lambda policy: None)
+    for step in range(steps):
+        group = buffer.open_group(prompt(), 2)
+        buffer.grant(group, f"l{step}", "w1", Policy(0, step))
+        buffer.submit(group.group_id, 1, rows(group.prompt, step))
+        assert buffer.form_batch() is not None
+        buffer.report_step(step)
+        await store.commit(buffer.drain_changes())
+    loaded = await store.load()
+    assert [batch.step for batch in loaded.batches] == list(range(steps))
+    assert {key for batch in loaded.batches for key in batch.rows} <= {row.key for row in loaded.rows}
 
 
 async def test_a_second_coordinator_on_the_same_store_is_refused(

@@ -22,6 +22,7 @@ FINE = Progress(
         ({"learner_waits": True, "rows_s": 11.0}, "batch 3 has 1 of 4 groups; 2 workers are alive"),
         ({"learner_s": 21.0}, "held a batch for 21 s"),
         ({"learner_s": 61.0, "t_train_s": None}, "held a batch for 61 s"),
+        ({"learner_waits": True, "rows_s": 200.0, "learner_s": 121.0}, "silent since it asked for a batch for 121 s"),
     ],
 )
 def test_the_starved_side_is_named(changes: dict[str, object], sentence: str) -> None:

@@ -91,6 +91,14 @@ async def test_a_resumed_learner_has_the_bits_of_one_that_was_never_interrupted(
     assert same((await second.freeze()).optimizer, (await straight.freeze()).optimizer)
 
 
+async def test_two_processes_begin_a_run_of_one_seed_in_the_same_random_state(config: Config, tmp_path: Path) -> None:
+    states = []
+    for process in range(2):
+        torch.manual_seed(process)  # what a process happens to come with
+        states.append((await open_learner(config, tmp_path / str(process)).freeze()).optimizer)
+    assert same(*states)
+
+
 async def test_a_crash_before_the_first_checkpoint_begins_again(config: Config, tmp_path: Path) -> None:
     assert open_learner(config, tmp_path, resume=True).step == 0
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from echo2.run.api import Run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-STEPS = 10
+STEPS = 8
 """Enough for two crashes in between: a step takes some tenths of a second."""
 PATIENCE_S = 280.0
 
@@ -90,7 +91,7 @@ def check_lines(lines: list[StepMetrics], budget: int) -> None:
     for line in lines:
         assert line.generated == line.trained + line.expired + line.refused + line.buffered + line.failed
         assert line.staleness_max <= budget
-    for earlier, later in zip(lines, lines[1:], strict=False):
+    for earlier, later in pairwise(lines):
         for count in ("generated", "trained", "expired", "refused", "failed", "cost_usd"):
             assert getattr(later, count) >= getattr(earlier, count), count
 

@@ -119,7 +119,10 @@ class Line:
                     sink.write(block)
                     await sink.drain()
 
-        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+        try:
+            await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+        finally:
+            far_writer.transport.abort()
 
 
 async def test_h07_a_half_open_connection_is_given_up_in_time_and_the_next_call_opens_another(

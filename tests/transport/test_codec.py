@@ -11,9 +11,14 @@ from echo2.errors import Echo2Error, Malformed, Refused, TransportError
 from echo2.transport.codec import Busy, decode_reply, decode_request, encode, error_of, status_of, tag_of
 from echo2.transport.messages import (
     REPLY_OF,
+    AckCheckpoint,
+    Attach,
     Heartbeat,
     HeartbeatReply,
     LeaseWait,
+    PublishSnapshot,
+    ReportStep,
+    Request,
     RequestBatch,
     RequestLease,
     RowSubmission,
@@ -56,6 +61,30 @@ def test_i7_a_wait_outside_its_bounds_is_malformed(wait_s: float) -> None:
     for request in (RequestLease(Policy(0, 0), wait_s), RequestBatch(1, 0, wait_s)):
         with pytest.raises(Malformed, match="wait_s"):
             decode_request(tag_of(type(request)), encode(request))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ReportStep(1, 0, math.nan, 0.0, {}),
+        ReportStep(1, 0, math.inf, 0.0, {}),
+        ReportStep(1, 0, -1.0, 0.0, {}),
+        ReportStep(1, 0, 1.0, math.nan, {}),
+        ReportStep(1, -1, 1.0, 0.0, {}),
+        RequestBatch(1, 2**63, 0.0),
+        AckCheckpoint(-1, 0),
+        Attach("run", -5, "", "hash", (), rollback=True),
+        PublishSnapshot(1, Policy(0, -1)),
+        RequestLease(Policy(-1, -1), 0.0),
+        Heartbeat(Policy(0, 2**53), ()),
+        Heartbeat(None, (), spooled_groups=2**63),
+        Heartbeat(None, (), generated_tokens=-1),
+    ],
+)
+def test_a_number_that_no_honest_program_sends_is_malformed(request_: Request) -> None:
+    """Taken in, it would end up in counts, in JSON that cannot be read back, or below the first step."""
+    with pytest.raises(Malformed, match="Expected `(int|float)`"):
+        decode_request(tag_of(type(request_)), encode(request_))
 
 
 def test_a_reply_is_one_of_those_its_request_can_have() -> None:

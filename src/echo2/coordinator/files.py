@@ -45,7 +45,10 @@ class FileEvents:
             print(f"coordinator: an event could not be written: {error}", file=sys.stderr)
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:  # It would hide why the run ended.
+            print(f"coordinator: the last events could not be written: {error}", file=sys.stderr)
 
 
 class FileLines:

@@ -69,7 +69,7 @@ class LearnerDesk:
         )
 
     def heard(self, epoch: int, now: float) -> None:
-        """A message under the newest epoch: the learner attached to an earlier life of this coordinator is still here."""
+        """A message under the newest epoch: who attached to an earlier life of this coordinator is still here."""
         books = self.books
         if epoch == books.state.epoch > 0 and not (books.learner_attached or books.learner_left):
             self._take_seat(now)

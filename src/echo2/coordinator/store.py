@@ -44,7 +44,7 @@ from echo2.data.groups import (
     RowPut,
     RowsMoved,
 )
-from echo2.errors import UserError
+from echo2.errors import DiskFull, UserError
 from echo2.transport.messages import AssetFile
 from echo2.types import RowState, Verdict
 
@@ -83,13 +83,14 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._path = path
         self._failed: Exception | None = None
         self._connection = _open(path)
         self._thread = threading.Thread(target=self._serve, name="store", daemon=True)
         self._thread.start()
 
     async def commit(self, operations: Sequence[Operation]) -> None:
-        """Return once ``operations``, and all committed before them, are durable. Raises what SQLite raised."""
+        """Return once ``operations``, and all committed before, are durable. Raises DiskFull or what SQLite raised."""
         batch = tuple(operations)
         await self._do(lambda connection: _apply(connection, batch), writes=True)
 
@@ -131,7 +132,8 @@ class SqliteStore:
                 self._connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
                     answers.append((job, *self._attempt(job)))
-        except Exception as error:  # Handed to everybody whose work was in the transaction.
+        except Exception as cause:  # Handed to everybody whose work was in the transaction.
+            error = _told(cause, self._path)
             # A lost commit leaves memory ahead of disk: later ones must not land on top of the gap.
             self._failed = error
             answers = [(job, None, error) for job in jobs]
@@ -170,10 +172,19 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("COMMIT")
     except sqlite3.DatabaseError as error:
         connection.close()
+        if isinstance(told := _told(error, path), DiskFull):
+            raise told from error
         if "locked" in str(error):
             raise UserError(f"{path} is in use by another coordinator: end that one first") from error
         raise UserError(f"{path} must be a readable SQLite store, got: {error}") from error
     return connection
+
+
+def _told(error: Exception, path: Path) -> Exception:
+    """A full disk in the words in which every program tells it; other errors as they are."""
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return DiskFull(f"{path} could not be written: its disk is full; free space there, then resume the run")
+    return error
 
 
 def _settle(future: asyncio.Future[Any], value: Any, problem: BaseException | None) -> None:

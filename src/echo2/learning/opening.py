@@ -47,6 +47,7 @@ def policy_model(config: Config, folder: Path, device: torch.device) -> PolicyMo
 
 def make_version_0(config: Config, run_dir: Path, policy: PolicyModel, gold: GoldBatches | None) -> str:
     """Warm-start the policy where the configuration says so; the hash of its weights."""
+    torch.manual_seed(config.run.seed)  # A part of every checkpoint: runs of one seed must have equal ones.
     steps = config.model.warm_start_steps
     if steps:
         if gold is None:
