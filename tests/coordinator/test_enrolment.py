@@ -96,3 +96,9 @@ def test_a_worker_whose_task_differs_is_refused_by_name() -> None:
     check_tasks({"math": "a"}, {"math": "a"})
     with pytest.raises(Refused, match="task math differs"):
         check_tasks({"math": "a"}, {"math": "b"})
+
+
+def test_a_name_with_control_characters_is_made_readable() -> None:
+    request = Enrol("secret", "evil\x1b[2J\nworker", PROTOCOL_VERSION, "0.1.0")
+    peer, _, _ = registry().enrol(request, CountedIds(), 0.0, "0.1.0")
+    assert peer.name == "evil?[2J?worker"

@@ -26,7 +26,7 @@ def test_the_page_parses_and_holds_status_metrics_and_counters(
     assert samples["echo2_bubble_ratio", ()] == make_metrics(12).bubble_ratio
     assert samples["echo2_refused_rows_total", (("verdict", "stale"),)] == 1
     assert samples["echo2_requests_total", ()] == 120
-    assert samples["echo2_learner", (("statistic", "lr"),)] == 1e-5
+    assert samples["echo2_learner", (("statistic", "prox_s"),)] == 0.4
 
 
 def test_a_workers_name_cannot_forge_a_metric(make_status: Callable[..., RunStatus]) -> None:

@@ -166,7 +166,7 @@ def test_only_the_file_is_written_unless_more_is_asked_for(tmp_path: Path) -> No
 def test_unknown_numbers_are_not_reported_as_zero(make_metrics: Make) -> None:
     named = scalars(make_metrics(0))
     assert "time/t_bcast_s" not in named
-    assert named["learner/lr"] == 1e-5
+    assert named["learner/prox_s"] == 0.4
     assert named["staleness/staleness_max"] == 3.0
 
 

@@ -334,3 +334,12 @@ def test_the_event_log_does_not_depend_on_the_order_of_hashes() -> None:
     their_hash, their_log = done.stdout.split()
     assert int(their_hash) != hash("a")
     assert their_log == blake3(repr(simulate(config(run={"steps": 3}), THREE, seed=5).events).encode()).hexdigest()
+
+
+def test_held_out_prompts_are_scored_under_each_due_version_and_the_last_one_too() -> None:
+    made = config(eval={"every_steps": 4, "prompts": 6, "samples": 2})
+    run = simulate(made, [WorkerModel("a"), WorkerModel("b")], seed=3)
+    check_invariants(run, made)
+    scored = [(event["version"], event["prompts"]) for event in run.events if event["kind"] == "evaluated"]
+    assert scored == [(4, 6), (8, 6)]
+    assert run.metrics[-1].generated == sum(line.trained for line in run.metrics[-1:]) + run.metrics[-1].buffered

@@ -59,7 +59,8 @@ async def attach(made: Coordinator, step: int = 0, digest: str = "") -> int:
 
 
 async def leased(made: Coordinator, worker: Principal, installed: Policy = V0) -> LeaseGrant:
-    await made.handle(worker, Heartbeat(installed, tuple(x.lease_id for x in made.books.fleet.leases_of(worker.peer_id))))
+    held = tuple(lease.lease_id for lease in made.books.fleet.leases_of(worker.peer_id))
+    await made.handle(worker, Heartbeat(installed, held))
     grant = await made.handle(worker, RequestLease(installed, 1.0))
     assert isinstance(grant, LeaseGrant), grant
     return grant

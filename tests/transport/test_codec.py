@@ -83,7 +83,7 @@ def test_i7_a_wait_outside_its_bounds_is_malformed(wait_s: float) -> None:
 )
 def test_a_number_that_no_honest_program_sends_is_malformed(request_: Request) -> None:
     """Taken in, it would end up in counts, in JSON that cannot be read back, or below the first step."""
-    with pytest.raises(Malformed, match="Expected `(int|float)`"):
+    with pytest.raises(Malformed, match=r"Expected `(int|float)`"):
         decode_request(tag_of(type(request_)), encode(request_))
 
 

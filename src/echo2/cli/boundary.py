@@ -94,6 +94,9 @@ def _write_log(error: BaseException) -> Path:
     """Keep the traceback on disk; return where."""
     folder = _log_folders[-1] if _log_folders and _log_folders[-1].is_dir() else Path(tempfile.gettempdir())
     path = folder / f"echo2-error-{os.getpid()}.log"
-    with path.open("a", encoding="utf-8") as file:
-        traceback.print_exception(error, file=file)
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+    except OSError as full:
+        return Path(f"no log: {path} could not be written, {full.strerror}")
     return path

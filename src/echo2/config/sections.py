@@ -60,7 +60,7 @@ class RolloutSection(Section):
     """R: trajectories (not prompts) a training step consumes; a multiple of `group_size`."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """n: trajectories of one prompt; advantages are normalised inside the group, so at least 2."""
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] = 1.0
     """Sampling temperature; log-probs are taken at it."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus mass; below 1 the importance weight is approximate."""

@@ -107,6 +107,10 @@ class Books:
         cap = self.config.provisioning.budget_usd
         return cap > 0 and self.state.cost_usd >= cap
 
+    @property
+    def all_steps_reported(self) -> bool:
+        return self.state.steps_reported >= self.config.run.steps
+
     def request_stop(self, reason: str) -> None:
         """End the run in order: the learner stops after its current step, then workers drain."""
         if not self.stop_reason:

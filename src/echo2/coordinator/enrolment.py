@@ -52,7 +52,7 @@ class Registry:
                 f"{request.protocol_version} of {request.package_version}: install the same version"
             )
         credential = ids.new("key")
-        peer = Peer(ids.new(token.role.value), request.name[:64], token.role, digest(credential))
+        peer = Peer(ids.new(token.role.value), _readable(request.name), token.role, digest(credential))
         token = msgspec.structs.replace(token, uses_left=token.uses_left - 1)
         self._tokens[token.digest] = token
         self._peers[peer.digest] = peer
@@ -78,6 +78,11 @@ def check_tasks(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
             f"task {', '.join(differing)} differs on this worker from the run's: install the same version of its code "
             "and give it the same data"
         )
+
+
+def _readable(name: str) -> str:
+    """A name as it may appear on terminals and in logs of others: short, and without control characters."""
+    return "".join(character if character.isprintable() else "?" for character in name[:64])
 
 
 def digest(secret: str) -> str:

@@ -72,6 +72,13 @@ class Evaluation:
                 del self.leased[lease_id]
                 self.waiting.append(lease.number)
 
+    def expire(self, granted_before: float) -> None:
+        """Prompts that were leased too long ago go to others."""
+        for lease_id, lease in list(self.leased.items()):
+            if lease.granted_s < granted_before:
+                del self.leased[lease_id]
+                self.waiting.append(lease.number)
+
     def submit(self, lease_id: str, worker_id: str, rows: Sequence[RowSubmission]) -> list[Verdict]:
         """Score the replies to one prompt. A reply of another version is stale here, whatever the budget."""
         lease = self.leased.get(lease_id)

@@ -29,6 +29,7 @@ from echo2.broadcast.shelf import Shelf
 from echo2.broadcast.signing import open_signed
 from echo2.config.root import Config
 from echo2.coordinator.books import Books
+from echo2.coordinator.ending import Ending
 from echo2.coordinator.enrolment import Registry, check_tasks
 from echo2.coordinator.learner_desk import LearnerDesk
 from echo2.coordinator.lines import Lines, newest
@@ -47,10 +48,6 @@ from echo2.transport import messages as m
 from echo2.types import Policy, Verdict
 from echo2.version import VERSION
 
-DRAIN_S = 60.0
-"""Longest wait, at the end of a run, for workers to submit what they hold and leave."""
-FINISH_S = 300.0
-"""Longest wait, after the last step, for the learner to publish its last version and leave."""
 BARREN = ", and the last leases ended without an accepted trajectory: look at the workers' logs"
 
 
@@ -95,7 +92,7 @@ class Coordinator:
         self._queue = LeaseQueue()
         self._wait_reason = ""
         self._rows_at = self._learner_at = clock.monotonic()
-        self._ending_since: float | None = None
+        self._ending = Ending(self.books)
         self._problem: Exception | None = None
         self._commits = 0
         self._unshown: deque[tuple[int, list[Operation]]] = deque()
@@ -341,7 +338,8 @@ class Coordinator:
             self._excuse(now - due, now)
             self.workers.tick(now)
             self._watch_progress(now)
-            self._watch_ending(now)
+            if self._ending.advance(now):
+                self.done.set()
             self._pump()
             await self._durable()
 
@@ -371,31 +369,6 @@ class Coordinator:
         if sentence is not None:
             self.events.emit("starved", why=sentence)
             raise Starved(sentence)
-
-    def _watch_ending(self, now: float) -> None:
-        """After a stop: the learner leaves, then workers drain, then the run is done; each within its time."""
-        books = self.books
-        if not books.stop_reason:
-            return
-        if self._ending_since is None:
-            self._ending_since = now
-        waited = now - self._ending_since
-        if not books.draining and (not self._learner_owes() or waited > FINISH_S):
-            books.draining = True
-            self._ending_since = now
-            self.events.emit("draining", reason=books.stop_reason)
-        elif books.draining and (not books.fleet.active() or waited > DRAIN_S):
-            books.state.finished = books.state.steps_reported >= self.config.run.steps
-            self.events.emit("done", steps=books.state.steps_reported, reason=books.stop_reason)
-            self.done.set()
-
-    def _learner_owes(self) -> bool:
-        """The learner is still at it, or died between its last step and the publish of the last version."""
-        books, state = self.books, self.books.state
-        last = state.current.version if state.current else -1
-        return books.learner_attached or (
-            not books.learner_left and state.steps_reported >= self.config.run.steps and last < state.steps_reported
-        )
 
     _ANSWERS: ClassVar[dict[type[m.Request], Any]] = {
         m.Hello: _hello,

@@ -110,6 +110,8 @@ class WorkerDesk:
         self._end_dropped(now)
         for lease in self.fleet.newly_overdue(now):
             self.buffer.mark_overdue(lease.group_id)
+        if self.books.evaluation is not None:
+            self.books.evaluation.expire(granted_before=now - self.config.coordinator.lease_max_s)
         self.books.account(now)
         self.books.finish_evaluation()
 
@@ -139,14 +141,15 @@ class WorkerDesk:
     def lease(self, worker_id: str, installed: Policy, now: float) -> LeaseGrant | str:
         """A lease, or why there is none now."""
         worker = self.fleet.workers[worker_id]
-        if self.books.draining or worker.draining or self.books.stop_reason:
+        ending = bool(self.books.stop_reason)
+        if self.books.draining or worker.draining or (ending and not self.books.all_steps_reported):
             return "the run is ending"
         if self.state.judge(installed) is not None:
             return f"version {installed} is not of this run's published history: install {self.state.current} first"
         granted = self._lease_evaluation(worker_id, installed, now)
         if granted is not None:
             return granted
-        group = self._next_group(installed)
+        group = "the run is ending" if ending else self._next_group(installed)
         if isinstance(group, str):
             return group
         lease = self.buffer.grant(group, self.books.ids.new("lease"), worker_id, installed)
