@@ -134,7 +134,11 @@ class Books:
             return
         self.evaluation = None
         line = evaluation.line()
-        if line is not None:
+        if line is None:
+            self.events.emit(
+                "evaluation_missed", step=evaluation.step, why="every worker went on before a prompt was scored"
+            )
+        else:
             self.scoreboard.evaluated(line.version, line.reward_mean)
             self.record(EvalPut(line.step, msgspec.json.encode(line)))
             self.events.emit("evaluated", version=line.version, reward=line.reward_mean, prompts=line.prompts)
