@@ -160,6 +160,8 @@ class Books:
             return "done"
         if self.draining:
             return "draining"
+        if self.stop_reason:
+            return "ending"
         if not self.learner_attached:
             return "waiting for a learner"
         if self.state.current is None:
