@@ -344,3 +344,12 @@ def test_held_out_prompts_are_scored_under_each_due_version_and_the_last_one_too
     assert scored == [(4, 6), (8, 6)]
     last = run.metrics[-1]
     assert last.generated == last.trained, "replies of an evaluation are no rows"
+
+
+def test_a_restarted_coordinator_plans_with_the_times_measured_before_it() -> None:
+    made = config(run={"steps": 6})
+    run = simulate(made, THREE, scenario=lambda world: kill_and_restart(world, "coordinator", 55.0, 3.0))
+    check_invariants(run, made)
+    measured = [line.t_bcast_s for line in run.metrics]
+    known = next(index for index, value in enumerate(measured) if value is not None)
+    assert None not in measured[known:]

@@ -86,6 +86,8 @@ class Coordinator:
         self.done = asyncio.Event()
         """The run has ended in order."""
         self.last_metrics: StepMetrics | None = newest(loaded)
+        if self.last_metrics is not None:
+            self.books.scoreboard.resume(self.last_metrics)
         self._gate = Wakeup()
         self._ready = Wakeup()
         self._news = Wakeup()

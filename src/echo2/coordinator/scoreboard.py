@@ -41,6 +41,12 @@ class Scoreboard:
         self.snapshot_bytes = 0
         self._eval: tuple[int, float] | None = None
 
+    def resume(self, last: StepMetrics) -> None:
+        """Go on from the line an earlier life wrote last: its times hold until they are measured again."""
+        self._train_times.append(last.t_train_s)
+        self.t_bcast_s = last.t_bcast_s
+        self.snapshot_bytes = last.snapshot_bytes
+
     def judged(self, task: str, rewards: Sequence[float]) -> None:
         self._judged.extend((task, reward) for reward in rewards)
 

@@ -76,7 +76,8 @@ def _find(name: str) -> type[Task]:
     try:
         kind = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"task {name} must be importable here: {error}") from error
+        cure = "install its package or add its folder to PYTHONPATH"
+        raise ConfigError(f"task {name} must be importable here: {error}; {cure}") from error
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise ConfigError(f"task {name} must be a subclass of echo2.data.task.Task, got {kind!r}")
     return kind

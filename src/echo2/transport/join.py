@@ -81,7 +81,7 @@ def read_join(argument: str | None, environment: Mapping[str, str] = os.environ)
     text = environment.get(ENVIRONMENT_KEY, "") if argument is None else argument
     text = text.strip()
     if not text:
-        raise UserError(f"a join string is needed: give it, @FILE that holds it, or set {ENVIRONMENT_KEY}")
+        raise UserError(f"a join string is needed: give it, a file that holds it, or set {ENVIRONMENT_KEY}")
     if text.startswith("echo2://"):
         return JoinString.parse(text)
     path = Path(text.removeprefix("@"))
