@@ -50,10 +50,19 @@ def test_each_fault_of_a_configuration_has_its_line(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "echo2: first\necho2: second with a break\n"
 
 
-@pytest.mark.parametrize("error", [TransportError("nobody answers"), IntegrityError("wrong bytes"), ValueError("odd")])
-def test_anything_else_is_one_line_with_the_place_of_the_full_story_and_exit_code_1(
+@pytest.mark.parametrize("error", [TransportError("nobody answers"), IntegrityError("wrong bytes")])
+def test_an_error_raised_on_purpose_is_its_sentence_and_exit_code_1(
     error: Exception, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    assert run(raising(error), ["go"]) == 1
+    assert capsys.readouterr().err == f"echo2: {error}\n"
+    assert not list(tmp_path.glob("echo2-error-*.log"))
+
+
+def test_anything_else_is_one_line_with_the_place_of_the_full_story_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    error = ValueError("odd")
     assert run(raising(error), ["go"]) == 1
 
     err = capsys.readouterr().err

@@ -76,6 +76,8 @@ def verify_directory(folder: Path) -> Manifest:
     """Check a snapshot folder byte for byte and return its manifest. Raises UserError, IntegrityError."""
     if not folder.is_dir():
         raise UserError(f"{folder} must be a snapshot's folder; there is no such directory")
+    if not (folder / MANIFEST_NAME).is_file():
+        raise UserError(f"{folder} must be a snapshot's folder; it has no {MANIFEST_NAME}: pack a model into it first")
     manifest = load_manifest(folder)
     verify_snapshot(folder, manifest)
     return manifest

@@ -66,8 +66,9 @@ def _explain(error: BaseException) -> int:
         return _say(str(error), 2)
     if isinstance(error, _UsageError):
         return _say(_usage(error), 2)
-    what = str(error) if isinstance(error, Echo2Error) else f"{type(error).__name__}: {error}"
-    return _say(f"{what or type(error).__name__}{_story(error)}", 1)
+    if isinstance(error, Echo2Error):
+        return _say(str(error) or type(error).__name__, 1)  # Its sentence is the whole story.
+    return _say(f"{type(error).__name__}: {error}{_story(error)}", 1)
 
 
 def _story(error: BaseException) -> str:

@@ -39,7 +39,9 @@ def learner(
     join: Annotated[
         str | None,
         typer.Option(
-            "--join", metavar="JOIN", help="Join string, file that holds it, or ECHO2_JOIN in the environment."
+            "--join",
+            metavar="JOIN",
+            help="Join string, file that holds it, or ECHO2_JOIN in the environment; not needed beside the run.",
         ),
     ] = None,
     overrides: SetOption = None,

@@ -90,4 +90,6 @@ def read_join(argument: str | None, environment: Mapping[str, str] = os.environ)
             return JoinString.parse(file.read(_MAX_CHARACTERS + 1))
     except (OSError, ValueError):
         # The argument may be a mistyped join string: it is not repeated.
-        raise UserError(f"the join argument is neither a string of the form {_FORM} nor a readable file") from None
+        raise UserError(
+            f"the join argument is neither a string of the form {_FORM} nor a readable file or run folder"
+        ) from None
