@@ -103,7 +103,7 @@ def test_what_is_no_model_directory_or_already_there_is_the_users_mistake(tmp_pa
         pack_directory(tmp_path / "empty", tmp_path / "x")
     with pytest.raises(UserError, match="must not exist"):
         pack_directory(model(tmp_path / "m", [{"a": EMBEDDING}]), tmp_path / "empty")
-    with pytest.raises(UserError, match="it has no manifest.json"):
+    with pytest.raises(UserError, match="it has no manifest"):
         verify_directory(tmp_path / "empty")
 
 
