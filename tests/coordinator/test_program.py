@@ -68,7 +68,7 @@ async def coordinator(clock: ShiftedClock) -> Coordinator:
         CountedIds(), RecordedEvents(), CollectedLines(), run_id="run", snapshot_public_key=public_key(KEY),
     )  # fmt: skip
     made.registry.issue_token("token-worker", Role.WORKER, clock.wall() + 1e6, 10)
-    made.learner.published(V0, 100, clock.monotonic())
+    made.hall.learner.published(V0, 100, clock.monotonic())
     return made
 
 
@@ -194,7 +194,7 @@ def test_a_snapshot_of_another_size_than_the_one_before_is_remarked_on() -> None
     async def main() -> list[dict[str, object]]:
         made = await coordinator(ShiftedClock())
         for version, size in ((2, 100), (4, 200), (6, 200)):
-            made.learner.published(Policy(0, version), size, 0.0)
+            made.hall.learner.published(Policy(0, version), size, 0.0)
         events = made.events
         assert isinstance(events, RecordedEvents)
         return events.kinds("snapshot_size_changed")

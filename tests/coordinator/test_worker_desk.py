@@ -53,7 +53,7 @@ def test_a_lease_granted_in_the_moment_its_wait_ends_is_handed_over(monkeypatch:
 
         def open_gate() -> None:
             shut.clear()
-            made._pump()
+            made.hall.pump()
 
         loop.call_at(loop.time() + 5.0, open_gate)
         reply = await made.handle(ONE, RequestLease(V0, 5.0))
@@ -79,11 +79,11 @@ def test_a_lease_whose_group_aged_out_ends_and_its_worker_is_told() -> None:
             await made.handle(LEARNER, RequestBatch(epoch, step, 1.0))
             await made.handle(LEARNER, ReportStep(epoch, step, 1.0, 0.0, {}))
             if (step + 1) % 2 == 0:
-                made.learner.ack_checkpoint(epoch, step + 1)
-                made.learner.published(Policy(0, step + 1), 100, 0.0)
+                made.hall.learner.ack_checkpoint(epoch, step + 1)
+                made.hall.learner.published(Policy(0, step + 1), 100, 0.0)
         made.books.buffer._forget(made.books.buffer.next_batch + 1)  # as after 50 more steps
         assert made.books.kept_policies() >= {made.books.state.current}
-        made.workers.tick(made.clock.monotonic())
+        made.hall.workers.tick(made.clock.monotonic())
         assert hung.lease_id not in made.books.fleet.leases
         reply = await made.handle(ONE, Heartbeat(V0, (hung.lease_id,)))
         assert isinstance(reply, HeartbeatReply)

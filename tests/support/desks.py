@@ -54,7 +54,7 @@ async def attach(made: Coordinator, step: int = 0, digest: str = "") -> int:
     attached = await made.handle(LEARNER, Attach("run", step, digest, "initial", ()))
     assert isinstance(attached, Attached)
     if made.books.state.current is None:
-        made.learner.published(V0, 100, made.clock.monotonic())
+        made.hall.learner.published(V0, 100, made.clock.monotonic())
     return attached.epoch
 
 

@@ -90,7 +90,7 @@ async def _serve(
         """Consumes the bound port; waits for the sockets; unblocked by ``serve``; produces join strings."""
         listening = await bound
         operations = _write_joins(coordinator, folder, loaded, listening, tls)
-        await coordinator.store.commit(operations)
+        await coordinator.hall.store.commit(operations)
         told = {"host": _dialled_host(config), "port": listening, "pid": os.getpid()}
         write_file(folder.coordinator, msgspec.json.encode(told))
         write_file(folder.root / "keys" / "port", str(listening).encode())

@@ -1,0 +1,81 @@
+"""Answers to workers.
+
+Invariant: a long poll is answered at the latest when its wait ends, and a lease whose client is gone is free again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from echo2.coordinator.enrolment import check_tasks
+from echo2.coordinator.hall import Hall, bounded
+from echo2.transport import messages as m
+from echo2.types import Policy, Verdict
+
+
+class WorkerAnswers:
+    def __init__(self, hall: Hall, task_fingerprints: Mapping[str, str]) -> None:
+        self.hall = hall
+        self._fingerprints = dict(task_fingerprints)
+
+    async def hello(self, peer_id: str, request: m.Hello) -> m.Reply:
+        check_tasks(self._fingerprints, request.task_fingerprints)
+        self.hall.workers.hello(peer_id, request.held_leases, self.hall.clock.monotonic())
+        self.hall.pump()
+        return m.Welcome(
+            run_id=self.hall.books.state.run_id,
+            config_json=self.hall.config.model_dump_json(),
+            assets=self.hall.books.assets,
+            heartbeat_s=self.hall.config.coordinator.heartbeat_s,
+            current=self.hall.books.state.current,
+        )
+
+    async def await_policy(self, peer_id: str, request: m.AwaitPolicy) -> m.Reply:
+        deadline = self.hall.clock.monotonic() + bounded(request.wait_s)
+        while not self._is_news(request.after):
+            if not await self.hall.news.wait(deadline - self.hall.clock.monotonic()):
+                return m.PolicyNews(self.hall.books.state.current, None)
+        current = self.hall.books.state.current
+        assert current is not None
+        return m.PolicyNews(current, await self.hall.shelf.signed_manifest(current))
+
+    def _is_news(self, after: Policy | None) -> bool:
+        current = self.hall.books.state.current
+        return current is not None and (after is None or current > after)
+
+    async def lease(self, peer_id: str, request: m.RequestLease) -> m.Reply:
+        now = self.hall.clock.monotonic()
+        waiter = self.hall.queue.put(peer_id, request.installed)
+        self.hall.pump()
+        try:
+            async with asyncio.timeout(bounded(request.wait_s)):
+                return await waiter
+        except TimeoutError:
+            # The grant may have come in the very moment in which the time ended.
+            return waiter.result() if waiter.done() and not waiter.cancelled() else m.LeaseWait(self.hall.wait_reason)
+        except asyncio.CancelledError:
+            granted = waiter.result() if waiter.done() and not waiter.cancelled() else None
+            if isinstance(granted, m.LeaseGrant):
+                self.hall.workers.return_lease(granted, self.hall.clock.monotonic())  # Its client is gone.
+            raise
+        finally:
+            # One of the worker's lease loops was held back so long; that says nothing about its rate.
+            held_s = (self.hall.clock.monotonic() - now) / self.hall.config.rollout.concurrent_groups
+            self.hall.books.fleet.held(peer_id, held_s)
+            self.hall.queue.forget(waiter)
+
+    async def submit(self, peer_id: str, request: m.SubmitGroup) -> m.Reply:
+        now = self.hall.clock.monotonic()
+        verdicts = self.hall.workers.submit(peer_id, request, now)
+        if Verdict.ACCEPTED in verdicts:
+            self.hall.rows_at = now
+        self.hall.pump()
+        return m.SubmitVerdicts(tuple(verdicts))
+
+    async def heartbeat(self, peer_id: str, request: m.Heartbeat) -> m.Reply:
+        reply = self.hall.workers.heartbeat(peer_id, request, self.hall.clock.monotonic())
+        if request.installed is not None:
+            self.hall.queue.send_back(peer_id, request.installed)
+        self.hall.pump()
+        return reply
