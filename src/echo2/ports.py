@@ -7,7 +7,7 @@ virtual-time event loop makes those deterministic.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -160,19 +160,7 @@ class SnapshotWriter(Protocol):
         ...
 
 
-class Launcher(Protocol):
-    """Starts and ends worker processes or machines (pools)."""
-
-    async def start(self, name: str) -> None: ...
-
-    async def stop(self, name: str) -> None: ...
-
-
 class EventLog(Protocol):
     def emit(self, kind: str, **fields: Any) -> None:
         """One line for people and tools: what happened, when; never needed for correctness."""
         ...
-
-
-class EventSource(Protocol):
-    def events(self) -> AsyncIterator[Mapping[str, Any]]: ...

@@ -149,10 +149,6 @@ class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     def sampled_tokens(self) -> int:
         return sum(len(s.token_ids) // 4 for s in self.segments if s.sampled)
 
-    @property
-    def total_tokens(self) -> int:
-        return sum(len(s.token_ids) // 4 for s in self.segments)
-
 
 class Sampling(msgspec.Struct, frozen=True):
     """Every sampling field the engine gets; nothing is left to a model's own generation defaults (PROTOCOL §4)."""

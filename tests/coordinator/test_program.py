@@ -6,20 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import aiohttp
+import desks
 import msgspec
 from building import row, trajectory
 from loopback import serving
 
-from echo2.broadcast.signing import public_key
-from echo2.config.load import build_config
 from echo2.coordinator.http import build_app
-from echo2.coordinator.lines import CollectedLines
 from echo2.coordinator.program import Coordinator
-from echo2.data.cursor import PromptCursor
-from echo2.data.registry import load_tasks
-from echo2.simulation.clock import CountedIds, VirtualClock
+from echo2.simulation.clock import VirtualClock
 from echo2.simulation.loop import run_virtual
-from echo2.simulation.memory import MemoryShelf, MemoryStore
 from echo2.simulation.record import RecordedEvents
 from echo2.transport.codec import encode
 from echo2.transport.messages import (
@@ -55,18 +50,8 @@ class ShiftedClock(VirtualClock):
 
 async def coordinator(clock: ShiftedClock) -> Coordinator:
     """One whose version 0 is published and whose worker tokens are good for 10 enrolments."""
-    config = build_config(
-        {
-            "rollout": {"engine": "scripted", "rollouts_per_step": 8, "group_size": 4},
-            "coordinator": {"dead_after_s": DEAD_AFTER_S},
-        }
-    )
-    tasks = load_tasks(config.tasks)
-    store = MemoryStore(0.0)
-    made = Coordinator(
-        config, store, await store.load(), MemoryShelf(KEY), PromptCursor([(tasks["arithmetic"], 1.0)], 0), clock,
-        CountedIds(), RecordedEvents(), CollectedLines(), run_id="run", snapshot_public_key=public_key(KEY),
-    )  # fmt: skip
+    rollout = {"engine": "scripted", "rollouts_per_step": 8, "group_size": 4}
+    made = await desks.coordinator(clock=clock, rollout=rollout, coordinator={"dead_after_s": DEAD_AFTER_S})
     made.registry.issue_token("token-worker", Role.WORKER, clock.wall() + 1e6, 10)
     made.hall.learner.published(V0, 100, clock.monotonic())
     return made

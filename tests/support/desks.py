@@ -36,7 +36,9 @@ LEARNER = Principal(Role.LEARNER, "learner")
 ONE, TWO = Principal(Role.WORKER, "one"), Principal(Role.WORKER, "two")
 
 
-async def coordinator(store: MemoryStore | None = None, **sections: dict[str, Any]) -> Coordinator:
+async def coordinator(
+    store: MemoryStore | None = None, clock: VirtualClock | None = None, **sections: dict[str, Any]
+) -> Coordinator:
     """Batches of two groups of two. A later life when ``store`` has served an earlier one."""
     tables = {"rollout": {"engine": "scripted", "rollouts_per_step": 4, "group_size": 2}}
     config = build_config({**tables, **sections}, check_places=False)
@@ -44,7 +46,7 @@ async def coordinator(store: MemoryStore | None = None, **sections: dict[str, An
     store = store or MemoryStore(0.0)
     return Coordinator(
         config, store, await store.load(), MemoryShelf(KEY), PromptCursor([(tasks["arithmetic"], 1.0)], 0),
-        VirtualClock(), CountedIds(), RecordedEvents(), CollectedLines(), run_id="run",
+        clock or VirtualClock(), CountedIds(), RecordedEvents(), CollectedLines(), run_id="run",
         snapshot_public_key=public_key(KEY),
     )  # fmt: skip
 

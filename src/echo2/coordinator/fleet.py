@@ -109,10 +109,6 @@ class Fleet:
     def overdue_after_s(self) -> float:
         return OVERDUE_FACTOR * statistics.median(self._durations) if self._durations else FIRST_OVERDUE_S
 
-    def median_lease_s(self) -> float | None:
-        """T_gen as observed: the time to finish a group."""
-        return statistics.median(self._durations) if self._durations else None
-
     def newly_overdue(self, now: float) -> list[RunningLease]:
         limit, found = self.overdue_after_s(), []
         while self._fresh and (self._fresh[0].lease_id not in self.leases or now - self._fresh[0].granted_s > limit):
@@ -121,11 +117,6 @@ class Fleet:
                 lease.overdue = True
                 found.append(lease)
         return found
-
-    def next_overdue_s(self) -> float | None:
-        """When the oldest fresh lease becomes overdue; None without one."""
-        running = next((lease for lease in self._fresh if lease.lease_id in self.leases), None)
-        return None if running is None else running.granted_s + self.overdue_after_s()
 
     def lost(self, now: float) -> tuple[list[WorkerRecord], list[RunningLease]]:
         """Workers that just fell silent for too long, and leases that are lost with them or are too old."""

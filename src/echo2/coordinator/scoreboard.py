@@ -9,8 +9,6 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from echo2.config.root import Config
 from echo2.coordinator.history import RunState
 from echo2.data.buffer import Buffer
@@ -21,14 +19,6 @@ from echo2.types import RowState
 
 STEPS_IN_MEDIAN = 5
 """T_train is the median of so many steps (paper §5.1)."""
-
-
-class Timing(msgspec.Struct, frozen=True):
-    """What was measured so far; None until it was."""
-
-    t_train_s: float | None
-    t_bcast_s: float | None
-    mu_pool_per_s: float
 
 
 class Scoreboard:

@@ -11,7 +11,7 @@ import msgspec
 
 from echo2.data.chat import ChatFormat
 from echo2.data.task import Message, Score, Split, Task
-from echo2.types import Prompt, Trajectory
+from echo2.types import Prompt
 
 
 class TokenRow(msgspec.Struct, frozen=True):
@@ -48,11 +48,6 @@ def show(task: Task, chat: ChatFormat, index: int, *, split: Split = "train", th
     if reply is not None:
         rows += token_rows(chat, [(chat.encode_reply(reply), True)])
     return Shown(prompt, messages, reply or "", rows)
-
-
-def show_trajectory(chat: ChatFormat, trajectory: Trajectory) -> list[TokenRow]:
-    """A recorded trajectory, token by token."""
-    return token_rows(chat, [(segment.tokens.tolist(), segment.sampled) for segment in trajectory.segments])
 
 
 def token_rows(chat: ChatFormat, segments: Sequence[tuple[Sequence[int], bool]]) -> list[TokenRow]:

@@ -13,9 +13,6 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-SNAPSHOT_TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-"""Element types of snapshots and what safetensors calls them."""
-
 _TORCH_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 

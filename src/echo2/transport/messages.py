@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from echo2.types import Natural, Policy, Prompt, RowStatus, Sampling, SnapshotKind, Verdict
+from echo2.types import Natural, Policy, Prompt, RowStatus, Sampling, Verdict
 
 PROTOCOL_VERSION = 1
 MAX_GROUP_ROWS = 4096
@@ -153,8 +153,6 @@ class SubmitGroup(Request, frozen=True):
     group_id: int
     attempt: int
     rows: Annotated[tuple[RowSubmission, ...], msgspec.Meta(max_length=MAX_GROUP_ROWS)]
-    busy_s: Seconds = 0.0
-    """Time from lease to submission on the worker's own monotonic clock."""
 
 
 class SubmitVerdicts(Reply, frozen=True):
@@ -311,13 +309,6 @@ class StopRun(Request, frozen=True):
     """Orderly end: workers drain, the learner checkpoints and leaves."""
 
     reason: str = ""
-
-
-class SnapshotInfo(msgspec.Struct, frozen=True):
-    policy: Policy
-    kind: SnapshotKind
-    size: int
-    root: str
 
 
 REPLY_OF: dict[type[Request], type[Reply] | tuple[type[Reply], ...]] = {

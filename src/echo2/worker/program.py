@@ -200,7 +200,6 @@ class Worker:
                 await space_out(asked_s, self._clock, self._drain)
 
     async def _serve(self, lease: LeaseGrant) -> None:
-        started_s = self._clock.monotonic()
         self._activity = "generating"
         recall = self._running[lease.lease_id] = Recall()
         try:
@@ -208,8 +207,7 @@ class Worker:
             if rows is None:
                 self._events.emit("lease_revoked", lease=lease.lease_id)
                 return
-            busy_s = self._clock.monotonic() - started_s
-            group = SubmitGroup(lease.lease_id, lease.group_id, lease.attempt, rows, busy_s)
+            group = SubmitGroup(lease.lease_id, lease.group_id, lease.attempt, rows)
             await self._outbox.send(group)
         finally:
             del self._running[lease.lease_id]
