@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -51,6 +51,20 @@ class Span(msgspec.Struct, frozen=True):
 
     tensor: TensorShape
     start: int
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A piece of the body (all tensors' bytes in object order) whose elements have one width."""
+
+    width: int
+    """Bytes per element."""
+    start: int
+    """Counted from the start of the body."""
+    nbytes: int
+
+    @property
+    def elements(self) -> int:
+        return self.nbytes // self.width
 
 
 def check_tensor(name: str, dtype: str, shape: Sequence[int]) -> TensorShape:
@@ -99,6 +113,23 @@ def spans_of(tensors: Iterable[TensorShape]) -> list[Span]:
         spans.append(Span(tensor, start))
         start += tensor.nbytes
     return spans
+
+
+def segments_of(tensors: Iterable[TensorShape], segment_bytes: int) -> Iterator[Segment]:
+    """The body cut into segments of at most ``segment_bytes``, a multiple of 8; they pay no heed to tensor borders.
+
+    Object order puts equal widths side by side, so small tensors share a segment.
+    """
+    totals: dict[int, int] = {}
+    for tensor in object_order(tensors):
+        width = ELEMENT_BYTES[tensor.dtype]
+        totals[width] = totals.get(width, 0) + tensor.nbytes
+    start = 0
+    for width, nbytes in totals.items():
+        end = start + nbytes
+        for at in range(start, end, segment_bytes):
+            yield Segment(width, at, min(segment_bytes, end - at))
+        start = end
 
 
 def header_length(prefix: bytes, file_size: int) -> int:

@@ -7,16 +7,17 @@ Invariant: packing changes no tensor's bytes; the packed folder is again a Huggi
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
 
-from echo2.broadcast.layout import Span, header_bytes, header_length, object_order, parse_header
+from echo2.broadcast.body import Body, Contents, Piece, Weights, open_snapshot
+from echo2.broadcast.layout import TensorShape, header_bytes, header_length, object_order, parse_header
 from echo2.broadcast.manifest import Manifest, TensorEntry
-from echo2.broadcast.parse import FLOATING, MIXED, encode_manifest
+from echo2.broadcast.parse import FLOATING, MIXED, encode_manifest, roots_of
 from echo2.broadcast.snapshot import CHUNK_BYTES, ObjectWriter, load_manifest, verify_snapshot
 from echo2.durable import publish_folder, room_for, write_file
 from echo2.errors import IntegrityError, UserError
@@ -36,8 +37,17 @@ _EMBEDDING = "model.embed_tokens.weight"
 class _Stored(msgspec.Struct, frozen=True):
     """A tensor in one of the source files."""
 
-    file: Path
-    span: Span
+    tensor: TensorShape
+    piece: Piece
+
+
+class _Model(NamedTuple):
+    """A Hugging Face directory as a snapshot would hold it."""
+
+    stored: list[_Stored]
+    """In object order, tied ones left out."""
+    aliases: dict[str, str]
+    dtype: str
 
 
 def pack_directory(source: Path, out: Path, *, run_id: str = "packed", policy: Policy = FIRST_POLICY) -> Manifest:
@@ -49,27 +59,34 @@ def pack_directory(source: Path, out: Path, *, run_id: str = "packed", policy: P
     """
     if out.exists():
         raise UserError(f"{out} must not exist yet; choose another folder or remove it")
-    stored, metadata = _tensors_of(source)
-    aliases = _ties(source, stored, metadata)
-    shapes = [stored[name].span.tensor for name in stored if name not in aliases]
-    kinds = {s.dtype for s in shapes if s.dtype.startswith(("F", "BF"))}
-    declared = [word for word, name in FLOATING.items() if kinds == {name}]
+    model = _model_in(source)
     partial = out.with_name(out.name + PARTIAL)
     with room_for(out):
         partial.mkdir(parents=True, exist_ok=True)
-        entries = []
         with ObjectWriter(partial / OBJECT_NAME, CHUNK_BYTES) as writer:
-            writer.write(header_bytes(shapes))
-            for shape in object_order(shapes):
-                digest = writer.write_blocks(_blocks(stored[shape.name]))
-                entries.append(TensorEntry(shape.name, shape.dtype, shape.shape, shape.nbytes, digest))
+            writer.write(header_bytes(stored.tensor for stored in model.stored))
+            entries = [_entry(stored.tensor, writer.write_blocks(_blocks(stored.piece))) for stored in model.stored]
             writer.sync()
     for path in asset_files(source):
         write_file(partial / path.name, path.read_bytes())
-    manifest = writer.manifest(entries, aliases, run_id, policy, declared[0] if declared else MIXED)
+    manifest = writer.manifest(entries, model.aliases, run_id, policy, model.dtype)
     write_file(partial / MANIFEST_NAME, encode_manifest(manifest))
     publish_folder(partial, out)
     return manifest
+
+
+def open_weights(source: Path) -> Weights:
+    """A snapshot folder, or a Hugging Face directory as the snapshot that it would pack to; the latter is hashed.
+
+    Raises UserError when it is neither, IntegrityError for broken files.
+    """
+    if (source / MANIFEST_NAME).is_file():
+        return open_snapshot(source)
+    model = _model_in(source)
+    entries = [_entry(stored.tensor, _digest(stored.piece)) for stored in model.stored]
+    tensors = tuple(sorted(entries, key=lambda entry: entry.name))
+    contents = Contents("packed", FIRST_POLICY, roots_of(tensors), tensors, model.aliases, model.dtype)
+    return Weights(contents, Body(stored.piece for stored in model.stored))
 
 
 def verify_directory(folder: Path) -> Manifest:
@@ -96,6 +113,19 @@ def asset_files(folder: Path) -> list[Path]:
     ][:MAX_ASSETS]
 
 
+def _model_in(source: Path) -> _Model:
+    stored, metadata = _tensors_of(source)
+    aliases = _ties(source, stored, metadata)
+    shapes = object_order(stored[name].tensor for name in stored if name not in aliases)
+    kinds = {shape.dtype for shape in shapes if shape.dtype.startswith(("F", "BF"))}
+    declared = [word for word, name in FLOATING.items() if kinds == {name}]
+    return _Model([stored[shape.name] for shape in shapes], aliases, declared[0] if declared else MIXED)
+
+
+def _entry(shape: TensorShape, digest: str) -> TensorEntry:
+    return TensorEntry(shape.name, shape.dtype, shape.shape, shape.nbytes, digest)
+
+
 def _tensors_of(source: Path) -> tuple[dict[str, _Stored], dict[str, str]]:
     if not source.is_dir():
         raise UserError(f"{source} must be a model directory; there is no such directory")
@@ -111,9 +141,9 @@ def _tensors_of(source: Path) -> tuple[dict[str, _Stored], dict[str, str]]:
             raise IntegrityError(f"{file}: {error}") from None
         metadata |= found
         for span in spans:
-            if span.tensor.name in stored:
-                raise IntegrityError(f"tensor {span.tensor.name!r} is in {stored[span.tensor.name].file} and in {file}")
-            stored[span.tensor.name] = _Stored(file, span)
+            if (other := stored.get(span.tensor.name)) is not None:
+                raise IntegrityError(f"tensor {span.tensor.name!r} is in {other.piece.file} and in {file}")
+            stored[span.tensor.name] = _Stored(span.tensor, Piece(file, span.start, span.tensor.nbytes))
     return stored, metadata
 
 
@@ -156,27 +186,24 @@ def _ties(source: Path, stored: dict[str, _Stored], metadata: dict[str, str]) ->
         tied = False
     if tied and _EMBEDDING in stored:
         head = stored.get(_HEAD)
-        same_shape = head is not None and head.span.tensor.nbytes == stored[_EMBEDDING].span.tensor.nbytes
-        if head is None or (same_shape and _digest(head) == _digest(stored[_EMBEDDING])):
+        same_size = head is not None and head.piece.nbytes == stored[_EMBEDDING].piece.nbytes
+        if head is None or (same_size and _digest(head.piece) == _digest(stored[_EMBEDDING].piece)):
             ties[_HEAD] = _EMBEDDING
     return ties
 
 
-def _blocks(tensor: _Stored) -> Iterator[bytes]:
-    """The tensor's bytes, a block at a time."""
-    offset, left = tensor.span.start, tensor.span.tensor.nbytes
-    with tensor.file.open("rb", buffering=0) as file:
-        while left:
-            block = os.pread(file.fileno(), min(CHUNK_BYTES, left), offset)
-            if not block:
-                raise IntegrityError(f"{tensor.file} became shorter while it was read")
+def _blocks(piece: Piece) -> Iterator[memoryview]:
+    """The piece's bytes; a block is valid until the next is asked for."""
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, piece.nbytes)))
+    with Body([piece]) as body:
+        for start in range(0, piece.nbytes, CHUNK_BYTES):
+            block = buffer[: piece.nbytes - start]
+            body.read(start, block)
             yield block
-            offset += len(block)
-            left -= len(block)
 
 
-def _digest(tensor: _Stored) -> str:
+def _digest(piece: Piece) -> str:
     digest = blake3()
-    for block in _blocks(tensor):
+    for block in _blocks(piece):
         digest.update(block)
     return digest.hexdigest()

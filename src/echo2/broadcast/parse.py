@@ -18,6 +18,10 @@ from echo2.broadcast.manifest import Manifest, TensorEntry
 from echo2.errors import IntegrityError
 from echo2.types import SnapshotKind
 
+RAW, PLANES, DELTA = "raw", "planes", "delta"
+"""Codecs: the safetensors file itself; byte planes, each compressed; changes of a base."""
+_CODECS = {SnapshotKind.ANCHOR: (RAW, PLANES), SnapshotKind.DELTA: (DELTA,)}
+
 MAX_MANIFEST_BYTES = 32 * 1024 * 1024
 """A 1 TB object of 4 MiB chunks has 18 MB of chunk hashes."""
 MIN_CHUNK_BYTES = 1024
@@ -25,6 +29,7 @@ MAX_CHUNK_BYTES = 64 * 1024 * 1024
 """A chunk is held in memory while it is verified."""
 MAX_TENSORS = 100_000
 MAX_OBJECT_BYTES = 1 << 42
+_MIB = 1024 * 1024
 MAX_INTEGER = 2**53 - 1
 """Versions and incarnations stay exact in every JSON reader."""
 
@@ -56,6 +61,18 @@ def parse_manifest(data: bytes) -> Manifest:
     return manifest
 
 
+def chunk_size_for(object_size: int) -> int:
+    """Chunk of a wire object in bytes: small enough that a hop of a chain adds little to the whole transfer."""
+    if object_size <= 32 * _MIB:
+        return 64 * 1024
+    return 256 * 1024 if object_size <= 512 * _MIB else _MIB
+
+
+def wire_limit_bytes(raw_bytes: int) -> int:
+    """No encoded object of a snapshot of ``raw_bytes`` is larger: what does not compress is stored as it is."""
+    return raw_bytes + raw_bytes // 256 + 4096
+
+
 def roots_of(tensors: Iterable[TensorEntry]) -> str:
     """Decoded root: blake3 over (name, dtype, shape, blake3 of the bytes) of the tensors by name.
 
@@ -85,15 +102,25 @@ def _check_identity(manifest: Manifest) -> None:
             raise IntegrityError(f"a policy is two integers in [0, {MAX_INTEGER}], got {policy}")
     if len(manifest.run_id) > MAX_NAME_CHARACTERS:
         raise IntegrityError(f"run_id has at most {MAX_NAME_CHARACTERS} characters, got {len(manifest.run_id)}")
-    if manifest.codec != "raw" or manifest.kind is not SnapshotKind.ANCHOR:
-        raise IntegrityError(
-            f"this version reads anchors of codec raw, got {manifest.kind.value} of codec {manifest.codec[:32]!r}"
-        )
-    if manifest.base is not None or manifest.base_root:
-        raise IntegrityError("an anchor has no base")
+    _check_codec(manifest)
     for root in (manifest.object_root, manifest.decoded_root, *manifest.chunks, *(t.blake3 for t in manifest.tensors)):
         if not _HASH.fullmatch(root):
             raise IntegrityError(f"a blake3 hash is 64 lower-case hexadecimal digits, got {root[:80]!r}")
+
+
+def _check_codec(manifest: Manifest) -> None:
+    if manifest.codec not in _CODECS.get(manifest.kind, ()):
+        raise IntegrityError(
+            "this version reads anchors of codec raw or planes and deltas of codec delta, "
+            f"got {manifest.kind.value} of codec {manifest.codec[:32]!r}"
+        )
+    if manifest.kind is SnapshotKind.ANCHOR:
+        if manifest.base is not None or manifest.base_root:
+            raise IntegrityError("an anchor has no base")
+    elif manifest.base is None or not _HASH.fullmatch(manifest.base_root):
+        raise IntegrityError("a delta must name its base and the base's decoded root")
+    elif manifest.base >= manifest.policy:
+        raise IntegrityError(f"a delta's base must be older than its policy {manifest.policy}, got {manifest.base}")
 
 
 def _check_chunks(manifest: Manifest) -> None:
@@ -123,6 +150,13 @@ def _check_tensors(manifest: Manifest) -> None:
     policy_dtype(manifest.dtype, shapes)
     if roots_of(manifest.tensors) != manifest.decoded_root:
         raise IntegrityError("decoded_root does not follow from the tensors")
-    expected = len(header_bytes(shapes)) + sum(shape.nbytes for shape in shapes)
-    if expected != manifest.object_size:
-        raise IntegrityError(f"header and tensors take {expected} bytes, object_size says {manifest.object_size}")
+    raw_bytes = len(header_bytes(shapes)) + sum(shape.nbytes for shape in shapes)
+    if raw_bytes > MAX_OBJECT_BYTES:
+        raise IntegrityError(f"a snapshot has at most {MAX_OBJECT_BYTES} bytes, its tensors take {raw_bytes}")
+    if manifest.codec == RAW and raw_bytes != manifest.object_size:
+        raise IntegrityError(f"header and tensors take {raw_bytes} bytes, object_size says {manifest.object_size}")
+    if manifest.object_size > wire_limit_bytes(raw_bytes):
+        raise IntegrityError(
+            f"an object of codec {manifest.codec} has at most {wire_limit_bytes(raw_bytes)} bytes here, "
+            f"object_size says {manifest.object_size}"
+        )

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -28,6 +30,11 @@ from echo2.types import Policy, SnapshotKind
 
 CHUNK_BYTES = 1024 * 1024
 """Unit of hashing and of resumed transfers: 16,000 chunks for 16 GB, and at most 1 MiB fetched again."""
+
+_WORTH_THREADS_BYTES = 256 * 1024
+_OTHER_CORES = ThreadPoolExecutor(3, "hashing")
+"""A snapshot's bytes are hashed three times; one after the other that takes longer than a delta's transfer."""
+Work = Callable[[], object]
 
 _NUMPY_NAMES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "float16": "F16", "int32": "I32",
@@ -77,20 +84,20 @@ def write_snapshot(
             raise IntegrityError(f"tensor {name!r} must have {shape.nbytes} bytes, got {tensor.data.nbytes}")
         shapes.append(shape)
     policy_dtype(dtype, shapes)
-    partial = folder.with_name(folder.name + PARTIAL)
+    unfinished = folder.with_name(folder.name + PARTIAL)
     with room_for(folder):
-        partial.mkdir(parents=True, exist_ok=True)
-        (partial / MANIFEST_NAME).unlink(missing_ok=True)
+        unfinished.mkdir(parents=True, exist_ok=True)
+        (unfinished / MANIFEST_NAME).unlink(missing_ok=True)
         entries: list[TensorEntry] = []
-        with ObjectWriter(partial / OBJECT_NAME, chunk_size) as writer:
+        with ObjectWriter(unfinished / OBJECT_NAME, chunk_size) as writer:
             writer.write(header_bytes(shapes))
             for shape in object_order(shapes):
                 digest = writer.write(tensors[shape.name].data)
                 entries.append(TensorEntry(shape.name, shape.dtype, shape.shape, shape.nbytes, digest))
             writer.sync()
     manifest = writer.manifest(entries, aliases, run_id, policy, dtype)
-    write_file(partial / MANIFEST_NAME, encode_manifest(manifest))
-    publish_folder(partial, folder)
+    write_file(unfinished / MANIFEST_NAME, encode_manifest(manifest))
+    publish_folder(unfinished, folder)
     return manifest
 
 
@@ -116,10 +123,12 @@ class ObjectWriter:
         """Append blocks that together are one tensor; return their blake3."""
         own = blake3()
         for block in blocks:
-            write_all(self._descriptor, block)
-            own.update(block)
-            self._hashes.update(memoryview(block))
+            self.append(block, partial(own.update, block))
         return own.hexdigest()
+
+    def append(self, block: bytes | memoryview, *also: Work) -> None:
+        """Append the bytes; ``also`` is done with them meanwhile."""
+        self._hashes.update(memoryview(block), partial(write_all, self._descriptor, block), *also)
 
     def sync(self) -> None:
         os.fsync(self._descriptor)
@@ -160,8 +169,16 @@ class ObjectHashes:
         self._chunk = blake3()
         self._chunks: list[str] = []
 
-    def update(self, block: memoryview) -> None:
-        self._root.update(block)
+    def update(self, block: memoryview, *also: Work) -> None:
+        """Take the next bytes; ``also`` is done meanwhile, on other cores where the block is worth it."""
+        works: list[Work] = [partial(self._root.update, block), partial(self._add_to_chunks, block), *also]
+        if len(block) < _WORTH_THREADS_BYTES:
+            for work in works:
+                work()
+        else:
+            side_by_side(*works)
+
+    def _add_to_chunks(self, block: memoryview) -> None:
         while block:
             part = block[: self.chunk_size - self.size % self.chunk_size]
             self._chunk.update(part)
@@ -176,6 +193,17 @@ class ObjectHashes:
 
     def chunks(self) -> tuple[str, ...]:
         return (*self._chunks, self._chunk.hexdigest()) if self.size % self.chunk_size else tuple(self._chunks)
+
+
+def side_by_side(first: Work, *others: Work) -> None:
+    """Do all of it at once, ``first`` in this thread; return when all is done. Raises what one of them raised."""
+    started = [_OTHER_CORES.submit(other) for other in others]
+    try:
+        first()
+    finally:
+        wait(started)
+    for other in started:
+        other.result()
 
 
 def load_manifest(folder: Path) -> Manifest:
@@ -239,8 +267,7 @@ def _read_hashed(descriptor: int, length: int, hashes: ObjectHashes) -> str:
         block = os.read(descriptor, min(CHUNK_BYTES, length))
         if not block:
             break
-        own.update(block)
-        hashes.update(memoryview(block))
+        hashes.update(memoryview(block), partial(own.update, block))
         length -= len(block)
     return own.hexdigest()
 

@@ -1,4 +1,4 @@
-"""``echo2 snapshot pack | verify``: the snapshot format on files."""
+"""``echo2 snapshot pack | verify | diff | apply``: the snapshot format on files."""
 
 from __future__ import annotations
 
@@ -42,6 +42,56 @@ def verify(
             print_json({"ok": False, "folder": folder, "fault": str(error)})
         raise
     _tell(manifest, folder, as_json)
+
+
+@app.command("diff")
+def diff(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Snapshot folder or model directory that others have.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Snapshot folder or model directory that they shall get.")],
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="PATCH", help="Patch file to make.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Write what changed between two models as one small file; all of the newer one where that is smaller."""
+    from echo2.broadcast.patch import write_patch
+
+    head = write_patch(base, new, out)
+    manifest = head.manifest
+    patch_bytes = out.stat().st_size
+    raw_bytes = sum(tensor.nbytes for tensor in manifest.tensors)
+    facts: dict[str, Any] = {
+        "ok": True,
+        "patch": out,
+        "kind": manifest.kind.value,
+        "why": head.why,
+        "policy": str(manifest.policy),
+        "bytes": patch_bytes,
+        "raw_bytes": raw_bytes,
+        "share": patch_bytes / raw_bytes if raw_bytes else None,
+        "files": [asset.name for asset in head.files],
+        "base_root": manifest.base_root,
+        "decoded_root": manifest.decoded_root,
+    }
+    if as_json:
+        print_json(facts)
+        return
+    told = f"an anchor, which applies to any base, because {head.why}" if head.why else "a delta, for this base only"
+    share = f", {100 * patch_bytes / raw_bytes:.3g} % of the weights" if raw_bytes else ""
+    print(f"{out}: {told}; {patch_bytes} bytes{share}")
+    if head.files:
+        print(f"with {', '.join(facts['files'])}")
+
+
+@app.command("apply")
+def apply(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="What the patch was made from.")],
+    patch: Annotated[Path, typer.Argument(metavar="PATCH", help="File that ``diff`` made.")],
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="Snapshot folder to make.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Make the newer model of its base and a patch, and check every byte of it."""
+    from echo2.broadcast.patch import apply_patch
+
+    _tell(apply_patch(base, patch, out), out, as_json)
 
 
 def _tell(manifest: Manifest, folder: Path, as_json: bool) -> None:
