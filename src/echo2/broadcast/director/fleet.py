@@ -1,0 +1,113 @@
+"""The nodes that are connected to the seed, as far as plans care.
+
+Invariant: what a plan is made from changes only when something measured changed materially, so plans and their warm
+links stay. Who sent others wrong or too few chunks feeds nobody for a while; who blames many is not believed. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from echo2.broadcast.director.rates import UNKNOWN_UPLINK, Rates
+from echo2.broadcast.plan.model import SEED, Node
+from echo2.broadcast.relay.frames import Report, Source
+
+MATERIAL = 1.25
+"""A node's rate that changed by less than this factor changes no plan."""
+MATERIAL_UPLINK = 1.1
+PROBATION_S = 600.0
+"""So long an accused node feeds nobody."""
+BELIEVED = 2
+"""Who accuses more peers than that is itself the one that is slow."""
+MOST_ACCUSED = 1 / 3
+"""When more of the fleet than that is accused, the plan was wrong, not the nodes."""
+
+
+class Member:
+    """A connected node."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.reachable: bool | None = None
+        """None until it was dialled back, which counts as no."""
+        self.report = Report()
+
+
+class Fleet:
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self.rates = Rates()
+        self._used: dict[str, tuple[float, float]] = {}
+        self.uplink = UNKNOWN_UPLINK
+        self._accused_at: dict[str, dict[str, float]] = {}
+        """By accused and accuser."""
+
+    def join(self, source: Source) -> None:
+        self.members[source.node_id] = Member(source)
+
+    def leave(self, node_id: str) -> None:
+        self.members.pop(node_id, None)
+
+    def report(self, node_id: str, report: Report, now: float) -> None:
+        member = self.members[node_id]
+        for accused in self.members.keys() & report.accused:
+            self._accused_at.setdefault(accused, {}).setdefault(node_id, now)
+        for parent, rate in report.edges.items():
+            self.rates.saw(parent, node_id, rate)
+        member.report = report
+
+    def where(self) -> dict[str, Source]:
+        """Where each node is dialled; every node knows for itself where the seed is."""
+        return {SEED: Source(SEED, "", 0)} | {name: member.source for name, member in self.members.items()}
+
+    def demote(self, node_id: str, now: float) -> None:
+        """It was far slower than the others."""
+        self._accused_at.setdefault(node_id, {})[SEED] = now
+
+    def distrusted(self, now: float) -> set[str]:
+        """Who shall feed nobody."""
+        recent = {
+            accused: {accuser for accuser, since in by.items() if now - since < PROBATION_S}
+            for accused, by in self._accused_at.items()
+            if accused in self.members
+        }
+        blames = [accuser for by in recent.values() for accuser in by]
+        unfair = {accuser for accuser in blames if accuser != SEED and blames.count(accuser) > BELIEVED}
+        guilty = {accused for accused, by in recent.items() if by - unfair}
+        return unfair | (guilty if len(guilty) <= max(1, MOST_ACCUSED * len(self.members)) else set())
+
+    # ---- what plans are made from ------------------------------------------------------------------------------
+
+    def moved(self) -> bool:
+        """Whether anything measured is materially different from what plans are made from."""
+        if _apart(self.rates.uplink(), self.uplink) > MATERIAL_UPLINK:
+            return True
+        measured = self.rates.of(self.members)
+        return any(
+            name not in self._used or max(map(_apart, rates, self._used[name])) > MATERIAL
+            for name, rates in measured.items()
+        )
+
+    def adopt(self) -> None:
+        """Make plans from what is measured now."""
+        self._used.update(self.rates.of(self.members))
+        self.uplink = self.rates.uplink()
+
+    def node(self, node_id: str, now: float) -> Node:
+        return self.nodes([node_id], now)[0]
+
+    def nodes(self, names: Collection[str], now: float) -> list[Node]:
+        """As plans see them."""
+        distrusted, fresh = self.distrusted(now), self.rates.of(name for name in names if name not in self._used)
+        return [
+            Node(
+                name,
+                *(self._used.get(name) or fresh[name]),
+                self.members[name].reachable is True and name not in distrusted,
+            )
+            for name in names
+        ]
+
+
+def _apart(a: float, b: float) -> float:
+    return max(a, b) / min(a, b) if min(a, b) > 0 else float("inf")

@@ -1,0 +1,112 @@
+"""One object on its way to those that need it.
+
+Invariant: a node that needs the object and is connected has a part in the plan, or waits a moment to get one. A node
+that left is not planned for and finds its old place when it comes back. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from echo2.broadcast.director.assignments import Assignments
+from echo2.broadcast.plan.model import Plan
+from echo2.broadcast.plan.repair import Kin, without
+from echo2.broadcast.relay.frames import Report
+from echo2.types import Policy
+
+SLOW_SHARE = 0.5
+SLOW_S = 3.0
+"""Who has less than this share of what the others have, for so long, while others wait for it, is passed by."""
+
+
+class ObjectFacts(msgspec.Struct, frozen=True):
+    """A published object, as far as sending it goes."""
+
+    root: str
+    manifest: bytes
+    """Signed."""
+    size_bytes: int
+    chunk_bytes: int
+    policy: Policy
+    base_root: str
+    """Decoded root that a node must hold to use it; empty for an anchor, which is sent to those that ask."""
+    decoded_root: str = ""
+    """What it becomes: who holds that needs it no more. Empty when that is not known."""
+
+
+class Transfer:
+    def __init__(self, facts: ObjectFacts) -> None:
+        self.facts = facts
+        self.chunks = -(-facts.size_bytes // facts.chunk_bytes)
+        self.plan: Plan | None = None
+        """Nodes that left since are still in it."""
+        self.assignments = Assignments(facts.manifest)
+        self.stale = False
+        """Somebody may have to be told its part."""
+        self.waiting: dict[str, float] = {}
+        """Nodes without a part, and since when."""
+        self._done: set[str] = set()
+        """Nodes that had the object whole, even if they do not keep it."""
+        self._slow_since: dict[str, float] = {}
+
+    def report(self, node_id: str, report: Report, is_newest: bool, now: float) -> None:
+        """is_newest: of the deltas; it is sent unasked to all that hold its base."""
+        root = self.facts.root
+        asks = root in report.needs or root in report.progress
+        if root in report.complete or (self.facts.decoded_root and self.facts.decoded_root in report.held):
+            self._done.add(node_id)
+        elif asks and node_id in self._done:
+            self._done.discard(node_id)
+            self.tell_again(node_id)
+        is_base_holder = is_newest and self.facts.base_root in report.held
+        if node_id in self._done or node_id in self.planned or not (asks or is_base_holder):
+            self.waiting.pop(node_id, None)
+        else:
+            self.waiting.setdefault(node_id, now)
+
+    def tell_again(self, node_id: str) -> None:
+        self.assignments.forget(node_id)
+        self.stale = True
+
+    @property
+    def planned(self) -> set[str]:
+        return {stream.child for stream in self.plan.streams} if self.plan is not None else set()
+
+    def present(self, connected: Collection[str]) -> Plan | None:
+        """The plan as it is among those that are connected."""
+        plan = self.plan
+        for node_id in sorted(self.planned.difference(connected)):
+            plan = without(plan, node_id) if plan is not None else None
+        return plan
+
+    def unfinished(self, connected: Collection[str]) -> set[str]:
+        return {node_id for node_id in self.planned.intersection(connected) if node_id not in self._done}
+
+    def slow(self, reports: Mapping[str, Report], now: float) -> list[str]:
+        """Connected nodes that have held others up for long enough."""
+        counts = {name: self._count(name, reports[name]) for name in self.planned.intersection(reports)}
+        most = max(counts.values(), default=0)
+        suspects = [name for name in sorted(counts) if counts[name] < SLOW_SHARE * most]
+        plan = self.present(reports) if suspects else None
+        behind = _behind(plan, counts, suspects, self.chunks) if plan is not None else []
+        self._slow_since = {name: self._slow_since.get(name, now) for name in behind}
+        return [name for name, since in self._slow_since.items() if now - since >= SLOW_S]
+
+    def _count(self, node_id: str, report: Report) -> int:
+        return self.chunks if node_id in self._done else report.progress.get(self.facts.root, 0)
+
+
+def _behind(plan: Plan, counts: Mapping[str, int], suspects: Sequence[str], chunks: int) -> list[str]:
+    """Who has far fewer chunks than those that do not depend on it, and whom others wait for. Where several in a row
+    are behind, the first is to blame. Around a ring everybody depends on everybody."""
+    kin, behind = Kin(plan), []
+    for name in suspects:
+        below = {name, *kin.descendants(name)}
+        others = [count for other, count in counts.items() if other not in below]
+        if others and counts[name] < SLOW_SHARE * median(others):
+            behind.append(name)
+    awaited = {stream.parent for stream in plan.streams if counts.get(stream.child, chunks) < chunks}
+    return [name for name in behind if name in awaited and not set(behind).intersection(kin.ancestors(name))]

@@ -1,0 +1,1 @@
+"""From measured rates to streams. Pure."""

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+from echo2.broadcast.director.fleet import PROBATION_S, Fleet
+from echo2.broadcast.plan.model import SEED, Node
+from echo2.broadcast.relay.frames import Report, Source
+
+MB = 1e6
+NAMES = tuple("abcdefghi")
+
+
+def fleet_of(names: tuple[str, ...] = NAMES) -> Fleet:
+    fleet = Fleet()
+    for name in names:
+        fleet.join(Source(name, f"{name}.test", 1))
+        fleet.members[name].reachable = True
+    return fleet
+
+
+def accuse(fleet: Fleet, accuser: str, *accused: str, now: float = 0.0) -> None:
+    fleet.report(accuser, Report(accused=accused), now)
+
+
+def leaves(fleet: Fleet, now: float = 1.0) -> set[str]:
+    return {node.node_id for node in fleet.nodes(list(fleet.members), now) if not node.reachable}
+
+
+def test_who_is_accused_feeds_nobody_for_a_while() -> None:
+    fleet = fleet_of()
+    accuse(fleet, "b", "a")
+    assert leaves(fleet) == {"a"}
+    accuse(fleet, "b", "a", now=PROBATION_S - 1)
+    assert leaves(fleet, PROBATION_S + 1) == set(), "it is still the same accusation"
+
+
+def test_who_accuses_many_is_itself_the_slow_one() -> None:
+    fleet = fleet_of()
+    accuse(fleet, "b", "a", "c", "d")
+    assert leaves(fleet) == {"b"}
+
+
+def test_when_much_of_the_fleet_is_accused_the_plan_was_wrong() -> None:
+    fleet = fleet_of()
+    for accuser, accused in ("ab", "cd", "ef"):
+        accuse(fleet, accuser, accused)
+    assert leaves(fleet) == {"b", "d", "f"}
+    accuse(fleet, "g", "h")
+    assert leaves(fleet) == set()
+
+
+def test_who_was_far_slower_than_the_others_feeds_nobody_either() -> None:
+    fleet = fleet_of()
+    fleet.demote("c", 0.0)
+    assert leaves(fleet) == {"c"}
+
+
+def test_accusations_of_strangers_are_not_kept() -> None:
+    fleet = fleet_of()
+    accuse(fleet, "a", *(f"stranger{k}" for k in range(200)))
+    assert leaves(fleet) == set()
+
+
+def test_a_node_is_not_reachable_until_it_was_dialled_back() -> None:
+    fleet = Fleet()
+    fleet.join(Source("a", "a.test", 1))
+    assert not fleet.node("a", 0.0).reachable
+    assert fleet.where() == {SEED: Source(SEED, "", 0), "a": Source("a", "a.test", 1)}
+
+
+def measure(fleet: Fleet, rate_mb: float) -> None:
+    for parent, child in pairwise(NAMES):
+        fleet.report(child, Report(edges={parent: rate_mb * MB}), 0.0)
+
+
+def test_only_what_changed_materially_is_news() -> None:
+    fleet = fleet_of()
+    assert fleet.moved()
+    fleet.adopt()
+    assert not fleet.moved()
+    fleet.rates.begin(dict.fromkeys(pairwise(NAMES), 12.5 * MB), relayed=False)
+    measure(fleet, 12.0)
+    assert not fleet.moved()
+    measure(fleet, 16.0)
+    assert fleet.moved()
+    assert fleet.node("a", 0.0) == Node("a", 12.5 * MB, 12.5 * MB), "plans go on with what was adopted"
+    fleet.adopt()
+    assert fleet.node("a", 0.0) == Node("a", 16 * MB, 16 * MB)
+
+
+def test_an_uplink_that_changed_is_news() -> None:
+    fleet = fleet_of()
+    fleet.adopt()
+    fleet.rates.egress(30 * MB)
+    assert fleet.moved()
+    fleet.adopt()
+    assert fleet.uplink == 30 * MB
+    assert not fleet.moved()
