@@ -1,26 +1,31 @@
-"""The run's own certificate authority, the coordinator's certificate, and what clients trust.
+"""The run's own certificate authority, the certificates it gives out, and what clients and relays trust.
 
 Invariant: a client either verifies the coordinator against the authority that its join string pins, or does not talk to
-it; there is no fall-back to an unverified connection (H10). Private keys are files of mode 0600.
+it; there is no fall-back to an unverified connection (H10). Relays talk only to holders of a certificate of the run's
+authority, whose common name is the peer's id; such a certificate never passes for the coordinator's. Private keys are
+files of mode 0600 and leave no machine.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 import ssl
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from echo2.durable import write_file
-from echo2.errors import UserError
+from echo2.errors import IntegrityError, Malformed, Unauthorised, UserError
 
 CA_CERTIFICATE, CA_KEY = "ca.pem", "ca.key"
 SERVER_CERTIFICATE, SERVER_KEY = "server.pem", "server.key"
@@ -30,7 +35,23 @@ BACKDATED = timedelta(days=1)
 CA_VALIDITY = timedelta(days=3650)
 SERVER_VALIDITY = timedelta(days=397)
 """What common verifiers accept at most; longer than any run."""
+PEER_VALIDITY = SERVER_VALIDITY
+MAX_KEY_PEM_BYTES = 4096
+"""A longer public key is cut there, and cannot be read then."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_PEER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""At most what a common name holds, and nothing that another reader of names could take for structure."""
+_PEER_NAME = "peer.echo2.invalid"
+"""Alternative name of every peer: verifiers that see one do not compare host names with the common name, which a
+worker may have chosen."""
+
+
+def ensure_authority(folder: Path, now: datetime) -> bytes:
+    """Make the run's authority in ``folder`` unless it is there; return its certificate, PEM."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (folder / CA_CERTIFICATE).exists():
+        _write_authority(folder, now)
+    return (folder / CA_CERTIFICATE).read_bytes()
 
 
 def ensure_certificates(
@@ -41,9 +62,7 @@ def ensure_certificates(
     hosts: names and addresses that workers dial; loopback is always among them. A certificate that lacks one of them is
     made anew under the same authority. Raises UserError, as ``ServerCertificate`` does.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not (folder / CA_CERTIFICATE).exists():
-        _write_authority(folder, now)
+    ensure_authority(folder, now)
     wanted = {_general_name(host) for host in (*hosts, *_LOOPBACK)}
     if not (folder / SERVER_CERTIFICATE).exists() or not wanted <= _names_in(folder / SERVER_CERTIFICATE):
         issue_server_certificate(folder, hosts, now, validity)
@@ -54,23 +73,75 @@ def issue_server_certificate(
     folder: Path, hosts: Sequence[str], now: datetime, validity: timedelta = SERVER_VALIDITY
 ) -> None:
     """Replace the server's key and certificate by new ones under the run's authority."""
-    try:
-        authority_key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
-    except (FileNotFoundError, ValueError):
-        raise UserError(f"{folder / CA_KEY} must hold the key of {folder / CA_CERTIFICATE}; remove {folder}") from None
-    assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
-    authority = x509.load_pem_x509_certificate((folder / CA_CERTIFICATE).read_bytes())
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = (
-        _builder("echo2 coordinator", authority.subject, key.public_key(), now, validity)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(_names((*hosts, *_LOOPBACK))), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
-        .sign(authority_key, SHA256())
-    )
+    usage = [ExtendedKeyUsageOID.SERVER_AUTH]
+    names = _names((*hosts, *_LOOPBACK))
+    certificate = _issue(folder, "echo2 coordinator", key.public_key(), names, usage, now, validity)
     write_file(folder / SERVER_KEY, _key_pem(key), 0o600)
-    write_file(folder / SERVER_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+    write_file(folder / SERVER_CERTIFICATE, certificate)
+
+
+def issue_peer_certificate(
+    folder: Path, public_key_pem: bytes, peer_id: str, now: datetime, validity: timedelta = PEER_VALIDITY
+) -> bytes:
+    """A certificate, PEM, by the authority in ``folder`` that says the holder of the key is relay ``peer_id``.
+
+    Raises Malformed for a key or an id that is not what relays have, UserError for a broken authority.
+    """
+    if not _PEER_ID.fullmatch(peer_id):
+        raise Malformed(f"a relay's id has 1 to 64 letters, digits, '.', '_' or '-', got {peer_id[:80]!r}")
+    try:
+        key = serialization.load_pem_public_key(public_key_pem[:MAX_KEY_PEM_BYTES])
+    except (ValueError, UnsupportedAlgorithm):
+        raise Malformed("a relay's public key must be a PEM public key") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise Malformed("a relay's public key must be of the elliptic curve P-256")
+    usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return _issue(folder, peer_id, key, [x509.DNSName(_PEER_NAME)], usage, now, validity)
+
+
+def new_peer_key() -> tuple[bytes, bytes]:
+    """Private and public key of a relay, PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return _key_pem(key), public
+
+
+def peer_context(server: bool, authority_pem: bytes, certificate_pem: bytes, key_pem: bytes) -> ssl.SSLContext:
+    """TLS 1.3 between relays: both ends show a certificate of exactly this authority.
+
+    Host names are not compared: who the other is, ``peer_id_of`` says. Raises IntegrityError for parts that cannot be
+    read or do not belong together.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    if server:
+        context.num_tickets = 0  # links stay open; a resumed session would not show its certificate again
+    try:
+        context.load_verify_locations(cadata=_der(authority_pem))
+        with tempfile.NamedTemporaryFile() as file:  # of mode 0600; the library reads keys from files only
+            file.write(certificate_pem + b"\n" + key_pem)
+            file.flush()
+            context.load_cert_chain(file.name)
+    except (ValueError, ssl.SSLError):
+        raise IntegrityError("a relay needs the run's CA certificate, its own certificate and that one's key") from None
+    return context
+
+
+def peer_id_of(other: ssl.SSLSocket | ssl.SSLObject | bytes) -> str:
+    """Id of the relay at the other end of a connection, or of a certificate in DER form. Raises Unauthorised."""
+    der = other if isinstance(other, bytes) else other.getpeercert(binary_form=True)
+    if der is None:
+        raise Unauthorised("a relay must show a certificate of the run's authority; this one showed none")
+    try:
+        names = x509.load_der_x509_certificate(der).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except ValueError:
+        names = []
+    if len(names) != 1 or not _PEER_ID.fullmatch(str(names[0].value)):
+        raise Unauthorised("a relay's certificate must name the relay; this one is not a relay's")
+    return str(names[0].value)
 
 
 class ServerCertificate:
@@ -138,6 +209,33 @@ def pinned_context(pem: bytes, pinned: str) -> ssl.SSLContext:
 def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
     """Host names and addresses as certificate names, each once."""
     return [_general_name(host) for host in dict.fromkeys(hosts)]
+
+
+def _issue(
+    folder: Path,
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    alternatives: Sequence[x509.GeneralName],
+    usage: Sequence[x509.ObjectIdentifier],
+    now: datetime,
+    validity: timedelta,
+) -> bytes:
+    """A certificate, PEM, by the authority in ``folder``. Raises UserError when that one cannot sign."""
+    try:
+        authority_key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+    except (FileNotFoundError, ValueError):
+        raise UserError(f"{folder / CA_KEY} must hold the key of {folder / CA_CERTIFICATE}; remove {folder}") from None
+    assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    authority = x509.load_pem_x509_certificate((folder / CA_CERTIFICATE).read_bytes())
+    certificate = (
+        _builder(name, authority.subject, key, now, validity)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, SHA256())
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _write_authority(folder: Path, now: datetime) -> None:

@@ -1,0 +1,1 @@
+"""Relays: how snapshots travel from node to node."""

@@ -1,0 +1,141 @@
+"""An object as its receiver sees it: what is here, and who is asked for the rest.
+
+Invariant: a feed asks one source at a time and always has a next one to turn to; a source that sent a wrong chunk is
+not asked for this object again (the seed excepted, after a pause). Pure.
+"""
+
+from __future__ import annotations
+
+from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.plan.model import SEED
+from echo2.broadcast.relay.frames import Feed, Source
+
+STARVED_S = 3.0
+"""A parent that has chunks for us and sends too few for so long is left."""
+PLANNED_SHARE = 0.6
+"""Half of this share of the planned rate is too few, and so is half of what the parent gains itself."""
+PLANNED_TURNS = 2
+"""After so many turns for a low rate the plan is not believed any more: every source is slow, so we are."""
+LEAST_BACKLOG = 4
+"""Chunks a parent must have for us before it can be blamed."""
+SILENT_S = 6.0
+"""A source that sends no chunk at all for so long is left, whatever it says."""
+ROUND_PAUSE_S = 0.5
+"""Before the first source is asked again after the last one failed."""
+STUCK_S = 20.0
+"""An object that is needed and gains nothing for so long is reported to the program."""
+
+
+class FeedState:
+    """One feed of an object that is coming in."""
+
+    def __init__(self, feed: Feed, lane: int, now: float) -> None:
+        self.feed = feed
+        self.lane = lane
+        """First of the connections to its source that it uses."""
+        self.at = 0
+        """Index of the source that is asked."""
+        self.stream: int | None = None
+        """Number of the stream that is open; None while a connection is made or a pause runs."""
+        self.not_before_s = now
+        self.chunk_s = now
+        """When the last chunk came, or the source was turned to."""
+        self._window: tuple[float, int] | None = None
+        """When the running window began, and the parent's backlog then."""
+        self._chunks = 0
+        """That came in it."""
+        self._starves = False
+        self._turns = 0
+
+    @property
+    def source(self) -> Source:
+        return self.feed.sources[self.at]
+
+    def turn(self, shunned: set[str], now: float) -> None:
+        """To the next source."""
+        self._turns += self._starves
+        self.stream, self.chunk_s = None, now
+        self._window, self._chunks, self._starves = None, 0, False
+        for _ in self.feed.sources:
+            self.at += 1
+            if self.at == len(self.feed.sources):
+                self.at, self.not_before_s = 0, now + ROUND_PAUSE_S
+            if self.source.node_id not in shunned or self.source.node_id == SEED:
+                return
+
+    def got_chunk(self, now: float) -> None:
+        self.chunk_s = now
+        self._chunks += 1
+
+    def parent_has(self, backlog: int, chunk_bytes: int, now: float) -> None:
+        """The parent told how many chunks it could send us."""
+        if self._window is None:
+            self._window, self._chunks = (now, backlog), 0
+        began_s, before = self._window
+        elapsed_s = now - began_s
+        if elapsed_s < STARVED_S:
+            return
+        gained = backlog - before + self._chunks
+        planned = PLANNED_SHARE * self.feed.rate_bytes_per_s * elapsed_s / chunk_bytes
+        expected = max(gained, planned if self._turns < PLANNED_TURNS else 0.0)
+        self._starves = backlog >= LEAST_BACKLOG and 2 * self._chunks < expected
+        self._window, self._chunks = (now, backlog), 0
+
+    def starves(self, now: float) -> str:
+        """Why this source must be left; empty when it need not be."""
+        if self.stream is None:
+            return ""
+        if now - self.chunk_s >= SILENT_S:
+            return f"no chunk for {SILENT_S:g} s"
+        others = len(self.feed.sources) > 1
+        return f"it has chunks and sends too few for {STARVED_S:g} s" if self._starves and others else ""
+
+
+class Intake:
+    """An object under way, or here."""
+
+    def __init__(self, manifest: Manifest, now: float) -> None:
+        self.manifest = manifest
+        self.root = manifest.object_root
+        self.count = len(manifest.chunks)
+        self.here = bytearray(self.count)
+        """One byte per chunk: 1 for verified and stored."""
+        self.missing = self.count
+        self.open = False
+        """Its file is open: chunks can be stored."""
+        self.opening = False
+        """Its file is being opened, or looked at again."""
+        self.needed = False
+        """The program asked for it."""
+        self.stuck = False
+        """The program was told that it comes no nearer, and may have repaired its file since."""
+        self.generation = -1
+        self.feeds: list[FeedState] = []
+        self.children: frozenset[str] = frozenset()
+        self.planned_children = 0
+        self.shunned: set[str] = set()
+        self.gained_s = now
+        """When it last came nearer to being whole, or the program was told that it does not."""
+
+    @property
+    def whole(self) -> bool:
+        return self.open and self.missing == 0
+
+    def length(self, number: int) -> int:
+        first = number * self.manifest.chunk_size
+        return min(self.manifest.chunk_size, self.manifest.object_size - first)
+
+    def opened(self, here: bytearray) -> None:
+        """The file is open and holds these chunks; others may have been stored while it was looked at."""
+        self.here = bytearray(before | found for before, found in zip(self.here, here, strict=True))
+        self.missing = self.count - sum(self.here)
+        self.open, self.opening = True, False
+
+    def stored(self, number: int, now: float) -> bool:
+        """False when it was here before."""
+        if self.here[number]:
+            return False
+        self.here[number] = 1
+        self.missing -= 1
+        self.gained_s = now
+        return True

@@ -1,0 +1,59 @@
+"""How fast bytes flow, from samples of a running total.
+
+Invariant: a rate is the best two seconds of the newest transfer: neither pauses of the sender nor a lucky moment on a
+shared line decide. It divides bytes by the time that passed between two samples, so samples taken late do not mislead.
+What is too short to tell is not told. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_S, LEAST_WINDOW_S = 2.0, 0.4
+"""Transfers shorter than the first are judged by what they have, down to the second."""
+IDLE_S = 1.0
+"""A pause that separates one transfer from the next."""
+LEAST_BYTES = 256 * 1024
+"""Transfers below this say nothing about a line."""
+
+
+class RateMeter:
+    """Feed it totals several times per window."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        """(time, total) of the newest transfer, oldest first: what the window covers and one before."""
+        self._began = 0
+        """Total when the newest transfer began."""
+        self._grew_s = float("-inf")
+        self._peak = self._short_peak = 0.0
+
+    def sample(self, total_bytes: int, now: float) -> None:
+        """``total_bytes`` have flowed since some beginning."""
+        before = self._samples[-1][1] if self._samples else total_bytes
+        grows = total_bytes > before
+        if grows:
+            if now - self._grew_s > IDLE_S:
+                self._began, self._peak, self._short_peak = before, 0.0, 0.0
+                self._samples = deque([self._samples[-1]])
+            self._grew_s = now
+        self._samples.append((now, total_bytes))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= WINDOW_S:
+            self._samples.popleft()
+        if grows:
+            self._short_peak = max(self._short_peak, self._rate_over(LEAST_WINDOW_S))
+            self._peak = max(self._peak, self._rate_over(WINDOW_S))
+
+    def _rate_over(self, window_s: float) -> float:
+        """Of the newest ``window_s``, at least; 0 while there is less."""
+        now, total = self._samples[-1]
+        for then, before in reversed(self._samples):
+            if now - then >= window_s:
+                return (total - before) / (now - then)
+        return 0.0
+
+    def peak_bytes_per_s(self) -> float:
+        """Of the newest transfer; 0 while it is too short to tell."""
+        if not self._samples or self._samples[-1][1] - self._began < LEAST_BYTES:
+            return 0.0
+        return self._peak or self._short_peak

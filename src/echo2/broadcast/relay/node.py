@@ -1,0 +1,312 @@
+"""A relay's decisions: whom to ask, what to send, whom to leave.
+
+    program ──bring, publish, hold──▶ ┌──────┐ ◀── link up/down, control frames, chunks, time ── shell
+                                      │ Node │
+    program ◀── whole, stuck, tally ──└──────┘ ── dial, hang up, open file, wake a link ───────▶ shell
+
+Invariant: a chunk is offered to children only after the shell said that it was verified and stored (I6); every source
+that fails is left for the next one, and every wait here ends by ``tick`` (I7). No clock, sockets, threads or files.
+
+The side that dialled a link is its child. Lane 0 to the seed carries reports and assignments too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.plan.model import SEED
+from echo2.broadcast.relay import frames as f
+from echo2.broadcast.relay.control import Tally
+from echo2.broadcast.relay.links import SILENCE_S, Action, Link, Links, Out, Say
+from echo2.broadcast.relay.meter import RateMeter
+from echo2.broadcast.relay.receiver import Receiver
+from echo2.broadcast.relay.server import Server
+from echo2.errors import Malformed
+
+WARM_BYTES = 16 * 1024 * 1024
+"""More than a second of 100 Mbit/s; a fast link has them sooner and is warm as well."""
+WARM_AGAIN_S = 2.0
+"""Padding is sent at most so often."""
+STANDBY_SOURCES = 2
+"""Of each feed: parent and grandparent stay connected between versions."""
+REPORT_S = 0.5
+REDIAL_S, MOST_REDIAL_S = 0.5, 10.0
+"""Pause before the seed is dialled again; it doubles from the first to the second."""
+
+
+class Node:
+    def __init__(
+        self, node_id: str, seed: f.Source | None, lanes: int = 1, now: float = 0.0, first_stream: int = 0
+    ) -> None:
+        """seed: where the seed is dialled; None for the seed itself.  lanes: connections per feed.
+
+        first_stream: number of the first stream, below 2**31. A parent that has not noticed yet that we started again
+        must not take our streams for those of our earlier life, so every life begins elsewhere.
+        """
+        self._seed = seed
+        self._lanes = lanes
+        self._links = Links(node_id, seed)
+        self._receiver = Receiver(self._links, lanes, seed is None, first_stream)
+        self._server = Server(self._links, self._receiver, seed is None)
+        self._standing: f.Assign | None = None
+        self._meters: dict[str, RateMeter] = {}
+        self._ended: Counter[str] = Counter()
+        """Bytes that came over links that are gone, by peer."""
+        self._bases: tuple[str, ...] = ()
+        self._sent_bytes = 0
+        self._reported: f.Report | None = None
+        self._told: Tally | None = None
+        self._report_s = now
+        self._redial_at_s, self._redial_pause_s = now, REDIAL_S
+        self._ticked_s = now
+
+    def take(self) -> list[Action]:
+        """What the shell must do now, in order."""
+        return self._links.take()
+
+    # ---- the program -------------------------------------------------------------------------------------------
+
+    def publish(self, manifest: Manifest, now: float) -> None:
+        """The object is whole in a file that the shell has opened."""
+        self._server.opened(self._receiver.publish(manifest, now))
+
+    def bring(self, manifest: Manifest, now: float) -> None:
+        """The program needs the object."""
+        self._receiver.bring(manifest, now)
+
+    def withdraw(self, root: str) -> None:
+        self._receiver.withdraw(root)
+        self._server.withdrawn(root)
+
+    def hold(self, decoded_roots: Sequence[str]) -> None:
+        """Snapshots that lie decoded on this machine: bases for deltas."""
+        self._bases = tuple(decoded_roots)[:64]
+
+    # ---- files -------------------------------------------------------------------------------------------------
+
+    def opened(self, root: str, here: bytearray, now: float) -> None:
+        """The shell opened the object's file, which holds these chunks (one byte per chunk, 1 for had)."""
+        intake = self._receiver.opened(root, here, now)
+        if intake is not None:
+            self._server.opened(intake)
+
+    def file_failed(self, root: str, why: str) -> None:
+        """The object's file cannot be opened or written, for want of room perhaps."""
+        self._receiver.failed(root, why)
+        self._server.withdrawn(root)
+
+    # ---- links -------------------------------------------------------------------------------------------------
+
+    def link_up(self, number: int, peer: str, outbound: bool, lane: int, now: float) -> None:
+        link = self._links.up(number, peer, outbound, lane, now)
+        if not outbound:
+            return
+        if self._is_seed_link(link):
+            self._redial_pause_s, self._reported, self._standing = REDIAL_S, None, None
+            self._receiver.forget_generations()
+        if peer in (SEED, self._first_parent()):
+            self._warm(link, now)
+        self._receiver.link_up(now)
+        self._links.wake(link)
+
+    def dial_failed(self, peer: str, lane: int, why: str, now: float) -> None:
+        self._links.undial(peer, lane)
+        if (peer, lane) == (SEED, 0):
+            self._redial_at_s = now + self._redial_pause_s
+            self._redial_pause_s = min(2 * self._redial_pause_s, MOST_REDIAL_S)
+        self._receiver.dial_failed(peer, lane, why, now)
+
+    def link_down(self, number: int, why: str, now: float) -> None:
+        link = self._links.down(number)
+        if link is None:
+            return
+        if link.outbound:
+            self._ended[link.peer] += link.received_bytes
+        if self._is_seed_link(link):
+            self._redial_at_s = now
+        self._receiver.link_down(link, why, now)
+
+    def heard(self, number: int, now: float) -> None:
+        """Bytes came in, of whatever kind."""
+        link = self._links.get(number)
+        if link is not None:
+            link.heard_s = now
+
+    def next_out(self, number: int, now: float) -> Out | None:
+        """What the link sends next; chosen at the last moment."""
+        link = self._links.get(number)
+        return None if link is None else link.next_out(self._server.is_sending, now)
+
+    def sent_chunk(self, nbytes: int) -> None:
+        self._sent_bytes += nbytes
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether chunks wait to be sent."""
+        return self._server.is_sending()
+
+    def say(self, number: int, control: f.Control) -> None:
+        """Send a control frame that others decided on."""
+        if (link := self._links.get(number)) is not None:
+            self._links.say(link, control)
+
+    # ---- frames ------------------------------------------------------------------------------------------------
+
+    def control(self, number: int, frame: f.AnyControl, now: float) -> None:
+        """A frame between nodes. Raises Malformed for one that this peer may not send."""
+        link = self._links.get(number)
+        if link is None:
+            return
+        match frame:
+            case f.Beat(held):
+                self._receiver.backlog(link, held, now)
+            case f.Warm(nbytes) if not link.outbound:
+                if now - link.warmed_s > WARM_AGAIN_S:
+                    link.warmed_s = now
+                    link.pad(nbytes, now)
+                    self._links.wake(link)
+            case f.Want() if not link.outbound:
+                self._server.want(link, frame, now)
+            case f.Have() if not link.outbound:
+                self._server.have(link, frame)
+            case f.Halt(stream) if not link.outbound:
+                self._server.halt(link, stream)
+            case f.Probe() if self._is_seed_link(link):
+                self._links.say(link, f.Warm(WARM_BYTES))
+            case f.Refuse(stream, why) if link.outbound:
+                self._receiver.refused(link, stream, why, now)
+            case _:
+                raise Malformed(f"{link.peer} may not say {type(frame).__name__} on this link")
+
+    def assign(self, frame: f.Assign, manifest: Manifest | None, now: float) -> None:
+        """Our part in a plan, from the seed; ``manifest`` is the verified one inside, None for standing links."""
+        if manifest is None:
+            self._stand(frame, now)
+            return
+        self._receiver.assign(frame, manifest, now)
+        for link in self._links:
+            self._server.consider(link, now)
+
+    def from_seed(self, number: int) -> bool:
+        """Whether assignments may come over this link."""
+        link = self._links.get(number)
+        return link is not None and self._is_seed_link(link)
+
+    # ---- chunks ------------------------------------------------------------------------------------------------
+
+    def accepts(self, number: int, stream: int, chunk: int, nbytes: int) -> str | None:
+        """Root of the object that the announced chunk belongs to; None when it is to be read and thrown away."""
+        link = self._links.get(number)
+        return None if link is None else self._receiver.accepts(link, stream, chunk, nbytes)
+
+    def stored(self, root: str, stream: int, chunk: int, now: float) -> None:
+        """The chunk was right and is in the file."""
+        if self._receiver.stored(root, stream, chunk, now):
+            self._server.stored(root, chunk)
+
+    def wrong(self, number: int, root: str, chunk: int) -> None:
+        """The chunk was not what the manifest says."""
+        link = self._links.get(number)
+        if link is not None:
+            self._receiver.wrong(link, root, chunk)
+
+    # ---- time --------------------------------------------------------------------------------------------------
+
+    def tick(self, received: Mapping[int, int], now: float) -> None:
+        """About ten times a second. received: bytes that came in over each link since it was made."""
+        late_s, self._ticked_s = now - self._ticked_s, now
+        self._measure(received, now)
+        for link in self._links:
+            if late_s > SILENCE_S / 3:  # we stood still ourselves: nobody could be heard (field report H05)
+                link.heard_s += late_s
+            if now - link.heard_s > SILENCE_S:
+                self._links.hang_up(link, f"silent for {SILENCE_S:g} s")
+            elif link.beat(now):
+                self._links.wake(link)
+            if link.pending:
+                self._server.consider(link, now)
+        self._receiver.tick(now)
+        if self._seed is not None and now >= self._redial_at_s:
+            self._links.dial(self._seed, 0)
+        if now - self._report_s >= REPORT_S:
+            self._report_s = now
+            self._report()
+
+    def _measure(self, received: Mapping[int, int], now: float) -> None:
+        totals: Counter[str] = Counter()
+        for link in self._links:
+            if link.outbound:
+                link.received_bytes = max(link.received_bytes, received.get(link.number, 0))
+                totals[link.peer] += link.received_bytes
+        for peer, total in totals.items():
+            self._meters.setdefault(peer, RateMeter()).sample(total + self._ended[peer], now)
+
+    # ---- standing links ----------------------------------------------------------------------------------------
+
+    def _stand(self, frame: f.Assign, now: float) -> None:
+        """Keep connected to those who will feed us, and to nobody else beyond the seed."""
+        if self._standing is not None and frame.generation < self._standing.generation:
+            return
+        self._standing = frame
+        kept = set()
+        for place, feed in enumerate(frame.feeds):
+            for source in feed.sources[:STANDBY_SOURCES]:
+                for lane in range(place * self._lanes, (place + 1) * self._lanes):
+                    kept.add((source.node_id, lane))
+                    self._links.dial(source, lane)
+        if (parent := self._links.to(self._first_parent(), 0)) is not None:
+            self._warm(parent, now)
+        busy = {feed.source.node_id for intake in self._receiver for feed in intake.feeds}
+        for link in self._links.dialled():
+            if link.peer != SEED and link.peer not in busy and (link.peer, link.lane) not in kept:
+                self._links.hang_up(link, "no longer in the plan")
+
+    def _warm(self, link: Link, now: float) -> None:
+        """Let the link find out its rate, once."""
+        if link.lane == 0 and link.warmed_s < 0:
+            link.warmed_s = now
+            self._links.say(link, f.Warm(WARM_BYTES))
+
+    def _first_parent(self) -> str:
+        feeds = self._standing.feeds if self._standing is not None else ()
+        return feeds[0].sources[0].node_id if feeds and feeds[0].sources else ""
+
+    def _is_seed_link(self, link: Link) -> bool:
+        return link.outbound and link.peer == SEED and link.lane == 0
+
+    # ---- reports -----------------------------------------------------------------------------------------------
+
+    def tally(self) -> Tally:
+        shares = {x.root: 1.0 - x.missing / max(x.count, 1) for x in self._receiver if x.open and not x.whole}
+        return Tally(self._sent_bytes, self._receiver.received_bytes, self._receiver.reparentings, shares)
+
+    def report(self) -> f.Report:
+        """What the seed should know."""
+        whole = [x.root for x in self._receiver if x.whole]
+        under_way = [x for x in self._receiver if x.open and not x.whole]
+        return f.Report(
+            held=self._bases,
+            complete=tuple(whole[-64:]),
+            needs=tuple(x.root for x in self._receiver if x.needed and not x.whole)[-64:],
+            progress={x.root: x.count - x.missing for x in under_way[-64:]},
+            edges={peer: rate for peer, meter in self._meters.items() if (rate := meter.peak_bytes_per_s()) > 0},
+            sent_bytes=self._sent_bytes,
+            received_bytes=self._receiver.received_bytes,
+            reparentings=self._receiver.reparentings,
+            accused=tuple(sorted(self._receiver.accused))[:256],
+        )
+
+    def _report(self) -> None:
+        """Tell seed and program what changed."""
+        if self._seed is None:
+            return
+        report, tally = self.report(), self.tally()
+        link = self._links.to(SEED, 0)
+        if link is not None and report != self._reported:
+            self._reported = report
+            self._links.say(link, report)
+        if tally != self._told:
+            self._told = tally
+            self._links.do(Say(tally))

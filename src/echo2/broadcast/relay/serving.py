@@ -1,0 +1,93 @@
+"""One stream as its parent sees it: what goes next.
+
+Invariant: on one stream a chunk is sent at most once, only when it is here, and never one that the child said it has.
+The order is the child's: its stretches, then, when the stream spills, everything else in the same direction. Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from echo2.broadcast.plan.model import Stretch
+from echo2.errors import Malformed
+from echo2.types import Policy
+
+
+class Serving:
+    def __init__(
+        self, root: str, policy: Policy, stream: int, order: Sequence[int], child_has: bytearray, here: bytearray
+    ) -> None:
+        """child_has, here: one byte per chunk, 1 for had; ``child_has`` becomes this stream's own."""
+        self.root = root
+        self.policy = policy
+        self.stream = stream
+        self._order = order
+        self._place = {number: place for place, number in enumerate(order)}
+        self._over = child_has
+        self._ready = [place for place, number in enumerate(order) if here[number] and not child_has[number]]
+
+    def arrived(self, number: int) -> bool:
+        """The parent got this chunk; whether that gives the stream something to send."""
+        place = self._place.get(number)
+        if place is None or self._over[number]:
+            return False
+        heapq.heappush(self._ready, place)
+        return True
+
+    def child_got(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if number < len(self._over):
+                self._over[number] = 1
+
+    def next(self) -> int | None:
+        """The chunk to send now."""
+        while self._ready:
+            number = self._order[heapq.heappop(self._ready)]
+            if not self._over[number]:
+                self._over[number] = 1
+                return number
+        return None
+
+    @property
+    def backlog(self) -> int:
+        """Chunks that could be sent now, at most."""
+        return len(self._ready)
+
+
+def order_of(stretches: Sequence[Stretch], spills: bool, count: int) -> list[int]:
+    """Every chunk that the stream may carry, once, in order. Raises Malformed for stretches beyond the object."""
+    order: dict[int, None] = {}
+    for stretch in stretches:
+        numbers = stretch.numbers() if abs(stretch.step) == 1 and 0 <= stretch.count <= count else range(-1, 0)
+        if numbers and not (0 <= numbers[0] < count and 0 <= numbers[-1] < count):
+            raise Malformed(f"a stretch must lie within the object's {count} chunks, got {stretch}")
+        order.update(dict.fromkeys(numbers))
+    if spills:
+        order.update(dict.fromkeys(_rest(stretches, count)))
+    return list(order)
+
+
+def _rest(stretches: Sequence[Stretch], count: int) -> Iterable[int]:
+    """All chunks, onwards from where the last stretch ended, around the object."""
+    if not stretches:
+        return range(count)
+    last = stretches[-1]
+    end = last.first + last.count * last.step
+    return ((end + k * last.step) % count for k in range(count))
+
+
+def pack_flags(flags: bytearray) -> bytes:
+    """One byte per chunk → one bit per chunk."""
+    return np.packbits(np.frombuffer(flags, np.uint8), bitorder="little").tobytes()
+
+
+def unpack_flags(bitmap: bytes, count: int) -> bytearray:
+    """A bitmap from the network; empty means nothing is had. Raises Malformed for any other wrong length."""
+    if not bitmap:
+        return bytearray(count)
+    if len(bitmap) != (count + 7) // 8:
+        raise Malformed(f"a have-bitmap of {count} chunks has {(count + 7) // 8} bytes, got {len(bitmap)}")
+    return bytearray(np.unpackbits(np.frombuffer(bitmap, np.uint8), count=count, bitorder="little").tobytes())

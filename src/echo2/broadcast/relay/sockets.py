@@ -1,0 +1,147 @@
+"""Relay connections from address to greeted peer.
+
+Invariant: whoever comes out of ``dial`` or ``accept`` proved its id with a certificate of the run, speaks this
+protocol and belongs to this run; all of it within a deadline, however slowly the other side speaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from typing import NamedTuple
+
+from echo2.broadcast.relay import frames as f
+from echo2.errors import Malformed, Unauthorised
+from echo2.transport.tls import peer_id_of
+
+GREETING_S = 5.0
+"""For TCP, TLS and greeting together."""
+LOW_WATER_BYTES = 256 * 1024
+"""Unsent bytes in the kernel above which nothing more is chosen to be sent."""
+USER_TIMEOUT_MS = 10_000
+MAX_GREETING_BYTES = 4096
+LANES_WITHOUT_BBR = 4
+"""Connections per feed where loss would keep a single one slow."""
+
+_CONGESTION = b"bbr"
+_FLOW = struct.Struct("=120xQQ")
+"""Where ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` lie in Linux's ``struct tcp_info``."""
+
+
+class Greeted(NamedTuple):
+    sock: ssl.SSLSocket
+    peer: str
+    host: str
+    """Address the peer was seen at."""
+    port: int
+    """Where it listens; 0 for nowhere."""
+    lane: int
+
+
+class Flow(NamedTuple):
+    acked_bytes: int
+    """That arrived at the other side."""
+    received_bytes: int
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=256)
+
+
+def lanes_needed() -> int:
+    """1 where the kernel lets us use BBR, else several connections per feed."""
+    with socket.socket() as sock:
+        return 1 if _use_bbr(sock) else LANES_WITHOUT_BBR
+
+
+def dial(source: f.Source, context: ssl.SSLContext, greet: f.Greet) -> Greeted:
+    """Raises OSError (TLS errors included), Malformed, Unauthorised when somebody else answers."""
+    deadline = time.monotonic() + GREETING_S
+    try:
+        plain = socket.create_connection((source.host, source.port), timeout=GREETING_S)
+    except (ValueError, OverflowError):  # not even a host name, or a port
+        raise OSError(f"relay {source.node_id} must have an address, not {source.host[:80]}:{source.port}") from None
+    greeted = _greet(plain, context, greet, deadline, server=False)
+    if greeted.peer != source.node_id:
+        greeted.sock.close()
+        raise Unauthorised(f"{source.host}:{source.port} must be relay {source.node_id}, it is {greeted.peer}")
+    return greeted
+
+
+def accept(sock: socket.socket, context: ssl.SSLContext, greet: f.Greet) -> Greeted:
+    """Raises OSError (TLS errors included), Malformed, Unauthorised."""
+    return _greet(sock, context, greet, time.monotonic() + GREETING_S, server=True)
+
+
+def flow_of(sock: socket.socket) -> Flow:
+    """What the connection carried, by the kernel's account: neither full buffers nor a late reader distort it."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _FLOW.size)
+    except (OSError, AttributeError):
+        return Flow(0, 0)
+    return Flow(*_FLOW.unpack(info)) if len(info) == _FLOW.size else Flow(0, 0)
+
+
+def _greet(plain: socket.socket, context: ssl.SSLContext, greet: f.Greet, deadline: float, *, server: bool) -> Greeted:
+    sock: socket.socket = plain
+    try:
+        host = plain.getpeername()[0]
+        _tune(plain)
+        plain.settimeout(max(deadline - time.monotonic(), 0.01))
+        tls = sock = context.wrap_socket(plain, server_side=server, do_handshake_on_connect=False)
+        tls.do_handshake()
+        peer = peer_id_of(tls)
+        tls.sendall(f.encode_control(greet))
+        theirs = _read_greeting(tls, deadline)
+        if theirs.protocol != f.RELAY_PROTOCOL:
+            raise Malformed(
+                f"relay {peer} speaks protocol {theirs.protocol}, this one {f.RELAY_PROTOCOL}: same version?"
+            )
+        if theirs.run_id != greet.run_id:
+            raise Unauthorised(f"relay {peer} belongs to another run")
+        return Greeted(tls, peer, host, theirs.port, theirs.lane)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _read_greeting(tls: ssl.SSLSocket, deadline: float) -> f.Greet:
+    kind, _, _, length, _, _ = f.HEADER.unpack(_read_exactly(tls, f.HEADER.size, deadline))
+    if kind != f.CONTROL or length > MAX_GREETING_BYTES:
+        raise Malformed(f"a relay greets first, in at most {MAX_GREETING_BYTES} bytes; got type {kind}, {length} bytes")
+    frame = f.decode_control(_read_exactly(tls, length, deadline))
+    if not isinstance(frame, f.Greet):
+        raise Malformed(f"a relay greets first, got {type(frame).__name__}")
+    return frame
+
+
+def _read_exactly(tls: ssl.SSLSocket, nbytes: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        tls.settimeout(max(deadline - time.monotonic(), 0.01))
+        block = tls.recv(nbytes - len(data))
+        if not block:
+            raise ConnectionError("the other relay closed the connection while greeting")
+        data += block
+    return data
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _use_bbr(sock)
+    for option, value in (("TCP_NOTSENT_LOWAT", LOW_WATER_BYTES), ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS)):
+        with contextlib.suppress(OSError, AttributeError):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _use_bbr(sock: socket.socket) -> bool:
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONGESTION)
+    except (OSError, AttributeError):
+        return False
+    return True

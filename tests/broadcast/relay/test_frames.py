@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo2.broadcast.plan.model import Stretch
+from echo2.broadcast.relay import frames as f
+from echo2.errors import Malformed
+
+ROOT = "0" * 64
+FRAMES = [
+    f.Greet(1, "run", 7000, 2),
+    f.Beat({1: 4, 7: 0}),
+    f.Warm(1 << 20),
+    f.Want(3, ROOT, 1, (Stretch(0, 5), Stretch(9, 2, -1)), True, b"\x05"),
+    f.Have(3, (1, 2)),
+    f.Halt(3),
+    f.Refuse(3, "busy"),
+    f.Report(held=(ROOT,), progress={ROOT: 4}, edges={"w1": 1e6}, sent_bytes=5, accused=("w2",)),
+    f.Assign(1, b"m", (f.Feed((f.Source("a", "host", 1),), (Stretch(0, 1),), 1.0, True),), ("b",), 1),
+]
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
+def test_a_control_frame_comes_back_as_it_was(frame: f.Control) -> None:
+    data = f.encode_control(frame)
+    kind, _, _, length, _, _ = f.HEADER.unpack(data[: f.HEADER.size])
+    assert (kind, length) == (f.CONTROL, len(data) - f.HEADER.size)
+    assert f.decode_control(data[f.HEADER.size :]) == frame
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"type": "Have", "stream": -1, "numbers": []},
+        {"type": "Have", "stream": 1, "numbers": [2**32]},
+        {"type": "Want", "stream": 1, "root": "../../etc/passwd", "generation": 0, "stretches": [], "spills": True},
+        {"type": "Report", "edges": {"a": float("nan")}},
+        {"type": "Report", "edges": {"a": -1.0}},
+        {"type": "Report", "sent_bytes": 2**63},
+        {"type": "Warm", "nbytes": 2**40},
+        {"type": "Greet", "protocol": 1, "run_id": "r", "port": 70000},
+        {"type": "Nothing"},
+        [],
+    ],
+    ids=str,
+)
+def test_a_frame_outside_its_limits_is_refused_in_one_sentence(frame: object) -> None:
+    with pytest.raises(Malformed, match="could not be read"):
+        f.decode_control(msgspec.msgpack.encode(frame))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_frame_or_are_refused(data: bytes) -> None:
+    with contextlib.suppress(Malformed):
+        assert isinstance(f.decode_control(data), f.Control)
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(Malformed):
+        f.decode_control(b"\x91" * 100_000)
+
+
+def test_padding_says_its_length() -> None:
+    data = f.padding(100)
+    assert f.HEADER.unpack(data[: f.HEADER.size])[3] == 100 == len(data) - f.HEADER.size

@@ -1,0 +1,228 @@
+"""Relay cores in virtual time: what arrives, when, and whom a node leaves."""
+
+from __future__ import annotations
+
+import pytest
+from virtual_relays import CHUNK_BYTES, Relays, object_manifest
+
+from echo2.broadcast.plan.model import SEED, Stretch
+from echo2.broadcast.relay import frames as f
+
+CHAIN = ("a", "b", "c", "d")
+COUNT = 200
+MANIFEST = object_manifest(COUNT)
+ROOT = MANIFEST.object_root
+
+
+def joined(names: tuple[str, ...] = CHAIN, **options: float) -> Relays:
+    relays = Relays(names, **options)  # type: ignore[arg-type]
+    relays.run(2.0)
+    return relays
+
+
+def undisturbed_s() -> float:
+    relays = joined()
+    relays.publish_chain(MANIFEST, CHAIN)
+    return relays.run_until_whole(ROOT, CHAIN, 30.0)
+
+
+def chunk_s(relays: Relays) -> float:
+    return CHUNK_BYTES / relays.rate
+
+
+def test_an_undisturbed_chain_takes_the_time_of_one_hop_plus_one_chunk_per_further_hop() -> None:
+    relays = joined()
+    relays.publish_chain(MANIFEST, CHAIN)
+    took_s = relays.run_until_whole(ROOT, CHAIN, 30.0)
+    single_s = COUNT * chunk_s(relays)
+    per_hop_s = chunk_s(relays) + relays.latency_s
+    connecting_s = 0.4
+    assert took_s <= single_s + len(CHAIN) * per_hop_s + connecting_s
+
+
+def test_every_chunk_travels_each_link_exactly_once_and_in_order() -> None:
+    relays = joined()
+    relays.publish_chain(MANIFEST, CHAIN)
+    relays.run_until_whole(ROOT, CHAIN, 30.0)
+    relays.run(2.0)
+    assert relays.sent == {edge: list(range(COUNT)) for edge in zip((SEED, *CHAIN), CHAIN, strict=False)}
+
+
+def test_the_seed_sends_the_object_once_to_a_single_chain() -> None:
+    relays = joined()
+    relays.publish_chain(MANIFEST, CHAIN)
+    relays.run_until_whole(ROOT, CHAIN, 30.0)
+    assert relays.nodes[SEED].report().sent_bytes == MANIFEST.object_size
+    assert relays.nodes["d"].report().sent_bytes == 0
+    assert [relays.nodes[name].report().received_bytes for name in CHAIN] == [MANIFEST.object_size] * 4
+
+
+@pytest.mark.parametrize("victim", ["a", "b", "c"])
+def test_killing_a_relay_costs_the_others_less_than_a_second(victim: str) -> None:
+    relays = joined()
+    relays.publish_chain(MANIFEST, CHAIN)
+    relays.run(0.8)
+    relays.kill(victim)
+    others = [name for name in CHAIN if name != victim]
+    assert relays.run_until_whole(ROOT, others, 30.0) + 0.8 <= undisturbed_s() + 1.0
+    assert relays.events("relay_reparented")[0]["left"] == victim
+
+
+@pytest.mark.parametrize("victim", ["a", "b", "c"])
+def test_freezing_a_relay_costs_the_others_less_than_two_and_a_half_seconds(victim: str) -> None:
+    relays = joined()
+    relays.publish_chain(MANIFEST, CHAIN)
+    relays.run(0.8)
+    relays.frozen.add(victim)
+    others = [name for name in CHAIN if name != victim]
+    assert relays.run_until_whole(ROOT, others, 30.0) + 0.8 <= undisturbed_s() + 2.5
+
+
+def test_a_wrong_chunk_is_never_kept_and_its_sender_is_left_at_once_and_accused() -> None:
+    relays = joined()
+    relays.corrupt.add("b")
+    relays.publish_chain(MANIFEST, CHAIN)
+    took_s = relays.run_until_whole(ROOT, CHAIN, 30.0)
+    assert took_s <= undisturbed_s() + 1.0
+    assert [event["peer"] for event in relays.events("relay_wrong_chunk")] == ["b"]
+    relays.run(1.0)
+    assert len(relays.sent["b", "c"]) <= 1 + relays.latency_s * 4 / chunk_s(relays)
+    assert relays.sent["c", "d"] == list(range(COUNT))
+
+
+def test_good_chunks_are_not_fetched_again_after_a_parent_died() -> None:
+    relays = joined()
+    relays.publish_chain(MANIFEST, CHAIN)
+    relays.run(1.2)
+    relays.kill("b")
+    relays.run_until_whole(ROOT, ["a", "c", "d"], 30.0)
+    twice = set(relays.sent["b", "c"]) & set(relays.sent["a", "c"])
+    in_flight = 2 + 2 * relays.latency_s / chunk_s(relays)
+    assert len(twice) <= in_flight
+
+
+def test_a_parent_that_promises_chunks_and_sends_none_is_left() -> None:
+    relays = joined()
+    relays.publish_chain(MANIFEST, CHAIN)
+    relays.run(0.5)
+    relays.stop_chunks("b")
+    took_s = relays.run_until_whole(ROOT, CHAIN, 30.0)
+    assert took_s <= undisturbed_s() + 5.0
+
+
+def test_a_parent_slowed_to_a_tenth_is_left() -> None:
+    manifest = object_manifest(1500)
+    relays = joined()
+    relays.publish_chain(manifest, CHAIN)
+    relays.run(1.0)
+    relays.slow["b"] = 0.1
+    took_s = relays.run_until_whole(manifest.object_root, CHAIN, 120.0)
+    assert took_s <= 1.2 * 1500 * chunk_s(relays) + 5.0
+
+
+def test_a_child_is_not_served_by_a_parent_that_no_plan_gave_to_it() -> None:
+    relays = joined(("a", "x"))
+    relays.publish_chain(MANIFEST, ("a",))
+    relays.run_until_whole(ROOT, ["a"], 30.0)
+    everything = (Stretch(0, COUNT),)
+    stranger = f.Feed((relays.source("a"), relays.source(SEED)), everything, 1e6, True)
+    relays.assign("x", f.Assign(1, b"signed", (stranger,), (), 0), MANIFEST)
+    relays.run_until_whole(ROOT, ["x"], 30.0)
+    assert ("a", "x") not in relays.sent
+    assert "refused" in str(relays.events("relay_reparented")[0]["why"])
+
+
+def test_two_feeds_share_an_object_and_meet_without_much_repetition() -> None:
+    relays = joined(("a", "b"))
+    relays.nodes[SEED].publish(MANIFEST, relays.now)
+    up = f.Feed((relays.source("a"), relays.source(SEED)), (Stretch(0, COUNT // 2),), 1e6, True)
+    down = f.Feed((relays.source(SEED),), (Stretch(COUNT - 1, COUNT // 2, -1),), 1e6, True)
+    head = f.Feed((relays.source(SEED),), (Stretch(0, COUNT),), 1e6, True)
+    relays.assign(SEED, f.Assign(1, b"signed", (), ("a", "b"), 2), MANIFEST)
+    relays.assign("a", f.Assign(1, b"signed", (head,), ("b",), 1), MANIFEST)
+    relays.assign("b", f.Assign(1, b"signed", (up, down), (), 0), MANIFEST)
+    took_s = relays.run_until_whole(ROOT, ["a", "b"], 30.0)
+    got = relays.sent["a", "b"] + relays.sent[SEED, "b"]
+    assert set(got) == set(range(COUNT))
+    assert len(got) <= COUNT + 8
+    assert relays.sent[SEED, "b"][0] == COUNT - 1
+    assert took_s <= COUNT * chunk_s(relays) + 1.0
+
+
+def test_an_older_version_goes_before_a_newer_one_on_the_same_link() -> None:
+    newer = object_manifest(COUNT, version=4)
+    relays = joined(("a",))
+    relays.publish_chain(MANIFEST, ("a",))
+    relays.run(0.3)
+    relays.publish_chain(newer, ("a",))
+    relays.run_until_whole(newer.object_root, ["a"], 30.0)
+    assert relays.whole["a", ROOT] < relays.whole["a", newer.object_root]
+    assert relays.sent[SEED, "a"] == [*range(COUNT), *range(COUNT)]
+
+
+def test_a_needed_object_that_nobody_sends_is_reported_to_the_program() -> None:
+    relays = joined(("a",))
+    relays.nodes["a"].bring(MANIFEST, relays.now)
+    relays.act("a")
+    relays.run(25.0)
+    assert relays.stuck() == ["a"]
+
+
+def test_what_the_program_repaired_is_kept_when_it_asks_again() -> None:
+    relays = joined(("a",))
+    relays.nodes["a"].bring(MANIFEST, relays.now)
+    relays.act("a")
+    relays.run(25.0)
+    relays.disk["a", ROOT] = bytearray(b"\1" * (COUNT - 3) + bytes(3))
+    relays.nodes["a"].bring(MANIFEST, relays.now)
+    relays.act("a")
+    relays.publish_chain(MANIFEST, ("a",))
+    relays.run_until_whole(ROOT, ["a"], 5.0)
+    assert relays.sent[SEED, "a"] == [COUNT - 3, COUNT - 2, COUNT - 1]
+
+
+def test_a_seed_that_starts_again_is_dialled_again_and_transfers_go_on() -> None:
+    relays = joined()
+    relays.publish_chain(MANIFEST, CHAIN)
+    relays.run(1.0)
+    relays.kill(SEED)
+    relays.run(3.0)
+    relays.revive_seed()
+    relays.publish_chain(MANIFEST, CHAIN)
+    assert relays.run_until_whole(ROOT, CHAIN, 30.0) <= undisturbed_s() + 12.0
+
+
+def test_several_connections_per_feed_carry_every_chunk_once() -> None:
+    relays = joined(lanes=4)
+    relays.publish_chain(MANIFEST, CHAIN)
+    relays.run_until_whole(ROOT, CHAIN, 30.0)
+    assert sorted(relays.sent["b", "c"]) == list(range(COUNT))
+
+
+def test_a_node_that_stood_still_does_not_blame_its_peers() -> None:
+    relays = joined()
+    relays.frozen.add("b")
+    relays.run(1.0)
+    relays.frozen.discard("b")
+    before = len(relays.words)
+    relays.run(2.0)
+    assert not [word for who, word in relays.words[before:] if who == "b" and type(word).__name__ == "Event"]
+
+
+def test_a_revived_node_joins_the_transfer_again() -> None:
+    relays = joined()
+    relays.publish_chain(MANIFEST, CHAIN)
+    relays.run(0.5)
+    relays.frozen.add("c")
+    relays.run(6.0)
+    relays.frozen.discard("c")
+    relays.run_until_whole(ROOT, CHAIN, 30.0)
+
+
+def test_reports_tell_what_is_had_and_how_fast_it_came() -> None:
+    relays = joined()
+    relays.publish_chain(MANIFEST, CHAIN)
+    relays.run_until_whole(ROOT, CHAIN, 30.0)
+    relays.run(1.0)
+    edges = relays.nodes["c"].report().edges
+    assert edges["b"] == pytest.approx(relays.rate, rel=0.15)
