@@ -9,6 +9,20 @@ from __future__ import annotations
 import msgspec
 
 
+class Traffic(msgspec.Struct, frozen=True):
+    """What the coordinator's relay last told about how objects travel."""
+
+    predicted_s: float | None = None
+    """Of the newest object's plan, for the share 1/gamma of the relays."""
+    bound_s: float | None = None
+    """No plan could be faster at the measured rates."""
+    seed_sent_bytes: int = 0
+    """Since the coordinator started."""
+    sent_bytes_by_node: dict[str, int] = {}
+    """By each worker's relay to others, by worker id."""
+    reparentings: int = 0
+
+
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """A line of ``metrics.jsonl``, written once per step, after everything it counts is durable."""
 
@@ -71,10 +85,31 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float
     usd_per_h: float
     snapshot_bytes: int
-    """Size of the newest published snapshot."""
+    """Size of the newest published snapshot, decoded."""
+    publish_bytes: int = 0
+    """Size of the object that its publish sent: a delta, or an anchor."""
+    delta_share: float | None = None
+    """Share of the publishes since the run began that were sent as deltas."""
+    changed_share: float | None = None
+    """Share of the elements that differ from the version before, as the newest delta says."""
+    t_bcast_predicted_s: float | None = None
+    """By the plan of the newest object: when the share 1/gamma of the relays has it."""
+    t_bcast_bound_s: float | None = None
+    """No plan could be faster at the measured rates."""
+    seed_sent_bytes: int = 0
+    """What the coordinator's relay has sent since the coordinator started."""
+    sent_bytes_by_node: dict[str, int] = {}
+    """What each worker's relay has sent to others since it started, by worker id."""
+    reparentings: int = 0
+    """Times a relay turned to another parent since the coordinator started."""
 
     learner: dict[str, float]
     """The learner's own statistics: loss, kl, entropy, clip_share, ratio_mean, grad_norm, trainable_tokens, lr …"""
     eval_reward: float | None = None
     """Mean held-out reward when an evaluation ended since the previous line."""
     eval_version: int | None = None
+
+    @property
+    def workers_sent_bytes(self) -> int:
+        """What workers' relays together have sent to others: 0 in a star."""
+        return sum(self.sent_bytes_by_node.values())

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from echo2.broadcast.manifest import Manifest as Manifest
     from echo2.coordinator.operations import Loaded
+    from echo2.metrics import Traffic
     from echo2.rollout.engine import Engine as Engine
-    from echo2.transport.messages import BatchReply, Reply, Request
+    from echo2.transport.messages import BatchReply, RelayCertificate, Reply, Request
     from echo2.types import Policy
 
 
@@ -47,25 +48,85 @@ class Transport(Protocol):
 
 
 class SnapshotSource(Protocol):
-    """Where a worker gets snapshot bytes and model assets from (star: the coordinator; later: relays)."""
+    """Where a worker gets the objects of published versions: from relays, or from the coordinator itself."""
 
-    async def fetch(self, manifest: Manifest, into: Path) -> Path:
-        """Bring the object to ``into``, verified chunk by chunk and whole; return the snapshot's folder (I6)."""
+    async def bring(self, signed: bytes, manifest: Manifest) -> Path:
+        """The object as a whole file, verified chunk by chunk; what an earlier try left is continued (I6).
+
+        ``signed`` is the signed form of ``manifest``. Raises TransportError, Refused when the object is no longer on
+        the shelf, IntegrityError, DiskFull.
+        """
         ...
 
-    async def fetch_asset(self, name: str, size: int, blake3: str, into: Path) -> Path:
-        """Bring one asset file, verified."""
+    def received(self) -> Mapping[str, int]:
+        """Bytes that are here of objects that are not whole, by root."""
+        ...
+
+    async def forget_before(self, policy: Policy) -> None:
+        """Objects of versions older than ``policy`` are not needed any more."""
+        ...
+
+
+class SnapshotStock(Protocol):
+    """The verified snapshots on a worker's disk: what it can run, and what deltas apply to."""
+
+    def held(self) -> tuple[Policy, ...]:
+        """Oldest first."""
+        ...
+
+    def folder(self, policy: Policy) -> Path:
+        """Of a held snapshot."""
+        ...
+
+    async def build(self, signed: bytes, manifest: Manifest, object_path: Path) -> None:
+        """Decode a whole object, a delta onto the held base it names; hold the result once its root is right (I6).
+
+        Raises IntegrityError, DiskFull; what was held before stays.
+        """
+        ...
+
+    async def tidy(self, installed: Policy | None) -> None:
+        """Forget all snapshots but the newest ones and the installed one."""
         ...
 
 
 class SnapshotSink(Protocol):
-    """Where a learner puts snapshot bytes (the coordinator, perhaps on another host)."""
+    """Where a learner puts the bytes of objects (the coordinator, perhaps on another host)."""
 
-    async def upload(self, manifest: Manifest, folder: Path, start: int) -> None:
-        """Send the object's bytes from offset ``start``."""
+    async def upload(self, manifest: Manifest, path: Path, start: int) -> None:
+        """Send the bytes of the object that is the file ``path``, from offset ``start``."""
         ...
 
     async def upload_asset(self, name: str, path: Path) -> None: ...
+
+
+class SnapshotPacker(Protocol):
+    """Makes small objects of a learner's snapshots."""
+
+    async def delta(self, manifest: Manifest, folder: Path) -> tuple[Manifest, Path] | None:
+        """Changes since the newest other snapshot that lies beside ``folder``, as an object in a file.
+
+        None when there is no other, or sending the whole would cost less. Raises DiskFull.
+        """
+        ...
+
+
+class Seed(Protocol):
+    """The coordinator's own relay, from which objects set out to the workers' relays. Nothing here waits for a line."""
+
+    async def publish(self, root: str) -> None:
+        """The object is on the shelf, whole and signed."""
+        ...
+
+    async def withdraw(self, root: str) -> None:
+        """The object left the shelf."""
+        ...
+
+    async def certify(self, peer_id: str, public_key_pem: bytes) -> RelayCertificate:
+        """Let the holder of the key be relay ``peer_id``. Raises Malformed."""
+        ...
+
+    def traffic(self) -> Traffic: ...
 
 
 class Spool(Protocol):

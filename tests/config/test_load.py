@@ -179,6 +179,13 @@ def test_what_loads_satisfies_the_inequality(budget: int, period: int) -> None:
         ({"rollout": {"thinking": "false"}}, 'rollout.thinking must be true or false, got "false"'),
         ({"model": {"path": 3}}, 'model.path must be text in quotes ("…"), got 3'),
         ({"coordinator": {"port": 70000}}, "coordinator.port must be at most 65535, got 70000"),
+        (
+            {"coordinator": {"port": 8000}, "broadcast": {"relay_port": 8000}},
+            "broadcast.relay_port must differ from coordinator.port, because both are listened on: got 8000 twice; "
+            "set broadcast.relay_port to 8001",
+        ),
+        ({"broadcast": {"topology": "mesh"}}, 'must be one of "chain", "ring", "tree" or "star", got "mesh"'),
+        ({"broadcast": {"anchor_every": 0}}, "broadcast.anchor_every must be more than 0, got 0"),
         ({"run": {"mode": "asink"}}, 'run.mode must be one of "echo2", "sync" or "async", got "asink"'),
         ({"run": {"name": "../x"}}, "run.name must be 1 to 64 letters"),
         ({"learning": {"betas": [0.9]}}, "learning.betas must be an array of 2, got [0.9]"),

@@ -6,25 +6,28 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
 import pytest
-from loopback import FakeClock, FakeService, Faulty, join_to, serving
+from loopback import FakeClock, FakeService, Faulty, fetch, join_to, serving
 from snapshots import WriteSnapshot
 
-from echo2.broadcast.snapshot import verify_snapshot
 from echo2.coordinator.downloads import parse_range
 from echo2.coordinator.http import Limits, build_app, listen
 from echo2.coordinator.limits import TokenBuckets
 from echo2.errors import Malformed, UserError
 from echo2.transport.client import HttpTransport
 from echo2.transport.codec import ErrorBody, encode
-from echo2.transport.messages import AwaitPolicy, Enrol, GetStatus, Heartbeat, Leave, StopRun
+from echo2.transport.messages import AwaitPolicy, CertifyRelay, Enrol, GetStatus, Heartbeat, Leave, StopRun
+from echo2.transport.partial import object_is_whole
 from echo2.types import Policy
 
 LIMITS = Limits(header_s=0.3, body_s=0.3, downloads=2, download_wait_s=5)
 BEAT = encode(Heartbeat(None, ()))
+TOO_MUCH_HELD = encode(AwaitPolicy(None, 1.0, tuple(Policy(0, version) for version in range(65))))
+NO_ROOT = encode(AwaitPolicy(None, 1.0, (), {"../etc": 1}))
 
 
 @pytest.fixture
@@ -71,6 +74,10 @@ CASES = {
     "another message's body": ("/v1/Heartbeat", encode(Leave()), "secret-worker", 400, "Malformed"),
     "no msgpack": ("/v1/Heartbeat", b"\xc1\xc1", "secret-worker", 400, "Malformed"),
     "too long a wait": ("/v1/AwaitPolicy", encode(AwaitPolicy(None, 1e9)), "secret-worker", 400, "Malformed"),
+    "more held than there can be": ("/v1/AwaitPolicy", TOO_MUCH_HELD, "secret-worker", 400, "Malformed"),
+    "bytes of what is no object": ("/v1/AwaitPolicy", NO_ROOT, "secret-worker", 400, "Malformed"),
+    "an endless key": ("/v1/CertifyRelay", encode(CertifyRelay(bytes(5000))), "secret-worker", 400, "Malformed"),
+    "a learner's relay": ("/v1/CertifyRelay", encode(CertifyRelay(b"")), "secret-learner", 403, "Refused"),
     "a worker's stop": ("/v1/StopRun", encode(StopRun()), "secret-worker", 403, "Refused"),
     "an observer's heartbeat": ("/v1/Heartbeat", BEAT, "secret-observer", 403, "Refused"),
     "a refusal by the service": ("/v1/Leave", encode(Leave()), "secret-worker", 403, "Refused"),
@@ -198,7 +205,7 @@ async def test_h09_a_herd_of_downloads_keeps_to_the_slots_and_heartbeats_pass(
     service: FakeService, tmp_path: Path, snapshot_of: WriteSnapshot
 ) -> None:
     manifest, folder = snapshot_of(elements=1 << 17)
-    await service.publish(manifest, folder)
+    service.lay_out(manifest, folder)
     clock = FakeClock()
     app = build_app(service, clock, Limits(downloads=2, downloads_per_peer=50, download_wait_s=20))
     running = most = total = 0
@@ -209,7 +216,7 @@ async def test_h09_a_herd_of_downloads_keeps_to_the_slots_and_heartbeats_pass(
 
         async def watch(message) -> None:  # type: ignore[no-untyped-def]
             nonlocal running, most, total, started
-            if scope["path"].endswith("/object") and message["type"] == "http.response.start":
+            if scope["path"].startswith("/v1/objects/") and message["type"] == "http.response.start":
                 started, running = True, running + 1
                 most = max(most, running)
             total += len(message.get("body", b""))
@@ -226,17 +233,17 @@ async def test_h09_a_herd_of_downloads_keeps_to_the_slots_and_heartbeats_pass(
             clock.now_s += 1
             await line.enrol("w")
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-            fetches = [group.create_task(line.fetch(manifest, tmp_path / str(i))) for i, line in enumerate(lines)]
+            fetches = [group.create_task(fetch(line, manifest, tmp_path / str(i))) for i, line in enumerate(lines)]
             clock.now_s += 100
-            while not all(fetch.done() for fetch in fetches):
+            while not all(task.done() for task in fetches):
                 began = time.monotonic()
                 assert (await ask(port, "/v1/Heartbeat", BEAT))[0] == 200
                 assert time.monotonic() - began < 5, "a heartbeat waited for the downloads"
                 clock.now_s += 1
         for line in lines:
             await line.close()
-    for fetch in fetches:
-        verify_snapshot(fetch.result(), manifest)
+    for fetched in fetches:
+        assert object_is_whole(fetched.result(), manifest)
     assert most == 2
     assert total < 50 * manifest.object_size * 1.1
 
@@ -245,57 +252,75 @@ async def test_a_reader_that_stops_reading_gives_its_slot_back(
     service: FakeService, tmp_path: Path, snapshot_of: WriteSnapshot
 ) -> None:
     manifest, folder = snapshot_of(elements=16 << 20)
-    await service.publish(manifest, folder)
+    service.lay_out(manifest, folder)
     limits = Limits(downloads=1, body_s=0.2, min_rate_bytes_per_s=1 << 30, download_wait_s=10)
     async with serving(build_app(service, FakeClock(), limits)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(
-            b"GET /v1/snapshots/0/4/object HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret-learner\r\n\r\n"
+            f"GET /v1/objects/{manifest.object_root} HTTP/1.1\r\nHost: x\r\n"
+            "Authorization: Bearer secret-learner\r\n\r\n".encode()
         )
         assert b" 200 " in await reader.readline()
         async with HttpTransport(join_to(port), tmp_path / "c") as line:
             await line.enrol("w")
             async with asyncio.timeout(10):
-                await line.fetch(manifest, tmp_path / "w")
+                await fetch(line, manifest, tmp_path / "w")
         writer.close()
 
 
-async def test_a_version_pruned_while_it_is_sent_arrives_whole(
+async def test_an_object_pruned_while_it_is_sent_arrives_whole(
     service: FakeService, tmp_path: Path, snapshot_of: WriteSnapshot
 ) -> None:
     manifest, folder = snapshot_of(elements=3 << 20)
-    await service.publish(manifest, folder)
-    loop = asyncio.get_running_loop()
-    pruned: list[asyncio.Future[None]] = []
+    service.lay_out(manifest, folder)
+    root = manifest.object_root
 
     def prune_now(block: bytes) -> bytes:
-        if not pruned:
-            pruned.append(asyncio.ensure_future(service.shelf.prune({Policy(0, 9)}), loop=loop))
+        if root in service.shelf.laid_out:
+            service.prune(manifest)
         return block
 
     app = Faulty(build_app(service, FakeClock()), prune_now)
     async with serving(app) as port, HttpTransport(join_to(port), tmp_path / "c") as line:
         await line.enrol("w")
-        verify_snapshot(await line.fetch(manifest, tmp_path / "w"), manifest)
-    await pruned[0]
-    assert await service.shelf.published() == []
+        assert object_is_whole(await fetch(line, manifest, tmp_path / "w"), manifest)
+    assert service.shelf.object_path(root) is None
 
 
+@pytest.mark.parametrize("method", ["GET", "PUT"])
 @pytest.mark.parametrize(
-    "path",
+    "name",
     [
-        "/v1/snapshots/0/../object",
-        "/v1/snapshots/0/-1/object",
-        "/v1/snapshots/0/x/object",
-        f"/v1/snapshots/0/{'9' * 5000}/object",  # more digits than Python makes a number of
-        f"/v1/snapshots/{'9' * 16}/0/object",
+        "..",
+        "..%2f0.4",
+        "%2fetc%2fpasswd",
+        "a%00b",
+        "0" * 63,
+        "0" * 65,
+        "A" * 64,
+        "0" * 63 + "%0a",
+        "\u0660" * 64,  # digits, but not those of a hash
+        "9" * 5000,
     ],
 )
-async def test_e03_a_version_that_is_no_number_has_no_object(path: str, port: int) -> None:
-    async with aiohttp.ClientSession() as session:
-        headers = {"Authorization": "Bearer secret-worker"}
-        async with session.get(f"http://127.0.0.1:{port}{path}", headers=headers) as response:
-            assert response.status == 404
+async def test_e03_what_is_no_root_names_no_object(name: str, method: str, port: int) -> None:
+    credential = {"GET": "secret-worker", "PUT": "secret-learner"}[method]
+    answer = await raw(
+        port,
+        f"{method} /v1/objects/{quote(name, safe='%')}?offset=0 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n"
+        f"Authorization: Bearer {credential}\r\nConnection: close\r\n\r\n".encode(),
+    )
+    assert answer.split()[1] in (b"400", b"404")
+
+
+async def test_an_object_that_nobody_offered_is_not_taken_and_one_that_is_not_there_not_served(port: int) -> None:
+    path = "/v1/objects/" + "0" * 64
+    assert (await ask(port, path, method="GET"))[0] == 403
+    status, told = await ask(port, path + "?offset=0", b"x", "secret-learner", "PUT")
+    assert told is not None
+    assert (status, told.error) == (403, "Refused")
+    assert "offer it first" in told.message
+    assert (await ask(port, path + "?offset=0", b"x", "secret-worker", "PUT"))[0] == 403
 
 
 async def test_e03_an_asset_path_never_leaves_the_folder(service: FakeService, port: int) -> None:

@@ -10,7 +10,7 @@ from echo2.broadcast.parse import encode_manifest
 from echo2.errors import Fenced, Refused
 from echo2.simulation.loop import run_virtual
 from echo2.simulation.memory import MemoryStore
-from echo2.simulation.models import small_snapshot
+from echo2.simulation.snapshots import modelled_snapshot
 from echo2.transport.messages import (
     AckCheckpoint,
     BatchReply,
@@ -30,8 +30,8 @@ from echo2.types import Policy
         lambda epoch: RequestBatch(epoch, 0, 1.0),
         lambda epoch: ReportStep(epoch, 0, 1.0, 0.0, {}),
         lambda epoch: AckCheckpoint(epoch, 0),
-        lambda epoch: OfferSnapshot(epoch, encode_manifest(small_snapshot("run", Policy(0, 0), "bfloat16", "w")[0])),
-        lambda epoch: PublishSnapshot(epoch, Policy(0, 0)),
+        lambda epoch: OfferSnapshot(epoch, encode_manifest(modelled_snapshot("run", Policy(0, 0), "bfloat16", "w")[0])),
+        lambda epoch: PublishSnapshot(epoch, Policy(0, 0), "0" * 64),
         lambda epoch: Leave(epoch),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_snapshot_that_every_worker_would_refuse_is_not_taken_in(wrong: dict[s
         made = await coordinator()
         epoch = await attach(made)
         terms = {"run_id": "run", "dtype": "bfloat16", **wrong}
-        manifest, _ = small_snapshot(terms["run_id"], Policy(0, 0), terms["dtype"], "w")
+        manifest, _ = modelled_snapshot(terms["run_id"], Policy(0, 0), terms["dtype"], "w")
         await made.handle(LEARNER, AckCheckpoint(epoch, 0))
         with pytest.raises(Refused, match="a snapshot of this run is of run and bfloat16"):
             await made.handle(LEARNER, OfferSnapshot(epoch, encode_manifest(manifest)))

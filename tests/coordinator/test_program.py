@@ -53,7 +53,7 @@ async def coordinator(clock: ShiftedClock) -> Coordinator:
     rollout = {"engine": "scripted", "rollouts_per_step": 8, "group_size": 4}
     made = await desks.coordinator(clock=clock, rollout=rollout, coordinator={"dead_after_s": DEAD_AFTER_S})
     made.registry.issue_token("token-worker", Role.WORKER, clock.wall() + 1e6, 10)
-    made.hall.learner.published(V0, 100, clock.monotonic())
+    desks.publish(made, V0)
     return made
 
 
@@ -179,7 +179,7 @@ def test_a_snapshot_of_another_size_than_the_one_before_is_remarked_on() -> None
     async def main() -> list[dict[str, object]]:
         made = await coordinator(ShiftedClock())
         for version, size in ((2, 100), (4, 200), (6, 200)):
-            made.hall.learner.published(Policy(0, version), size, 0.0)
+            desks.publish(made, Policy(0, version), size)
         events = made.events
         assert isinstance(events, RecordedEvents)
         return events.kinds("snapshot_size_changed")

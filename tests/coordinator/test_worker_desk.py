@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from desks import LEARNER, ONE, TWO, V0, attach, coordinator, generate, leased, submitted
+from desks import LEARNER, ONE, TWO, V0, attach, coordinator, generate, leased, publish, submitted
 
 from echo2.coordinator.worker_desk import MAX_STATE_CHARACTERS
 from echo2.errors import Starved
@@ -80,7 +80,7 @@ def test_a_lease_whose_group_aged_out_ends_and_its_worker_is_told() -> None:
             await made.handle(LEARNER, ReportStep(epoch, step, 1.0, 0.0, {}))
             if (step + 1) % 2 == 0:
                 made.hall.learner.ack_checkpoint(epoch, step + 1)
-                made.hall.learner.published(Policy(0, step + 1), 100, 0.0)
+                publish(made, Policy(0, step + 1))
         made.books.buffer._forget(made.books.buffer.next_batch + 1)  # as after 50 more steps
         assert made.books.kept_policies() >= {made.books.state.current}
         made.hall.workers.tick(made.clock.monotonic())

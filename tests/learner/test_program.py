@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from echo2.broadcast.manifest import Manifest
-from echo2.errors import DiskFull, Fenced, Refused, TransportError
+from echo2.errors import DiskFull, Fenced, IntegrityError, Refused, TransportError
 from echo2.learner.program import LearnerOptions, LearnerProgram
 from echo2.ports import Frozen
 from echo2.simulation.clock import VirtualClock
@@ -17,6 +17,7 @@ from echo2.simulation.loop import run_virtual
 from echo2.simulation.memory import MemoryDisk
 from echo2.simulation.models import LearnerDisk, LearnerModel, ModelledLearner
 from echo2.simulation.record import RecordedEvents
+from echo2.simulation.snapshots import ModelledPacker
 from echo2.transport.messages import (
     AckCheckpoint,
     AssetFile,
@@ -35,7 +36,7 @@ from echo2.transport.messages import (
     SnapshotOffer,
     StepAccepted,
 )
-from echo2.types import Policy
+from echo2.types import Policy, SnapshotKind
 
 ASSET = AssetFile("config.json", 2, "0" * 64)
 
@@ -48,7 +49,10 @@ class Desk:
         self.publish_period = publish_period
         self.said: list[str] = []
         self.published: list[Policy] = []
-        self.received: dict[Policy, int] = {}
+        self.received: dict[str, int] = {}
+        self.sent: list[str] = []
+        """Kinds of the objects that were published."""
+        self.knows_bases = True
         self.faults: dict[str, list[Exception]] = {}
         self.stopping = False
         self.missing: tuple[str, ...] = ()
@@ -91,10 +95,15 @@ class Desk:
 
     def _offer(self, request: OfferSnapshot) -> SnapshotOffer:
         manifest = msgspec.json.decode(request.manifest, type=Manifest)
-        return SnapshotOffer(self.received.get(manifest.policy, 0))
+        self.offered = manifest
+        if manifest.kind is SnapshotKind.DELTA and not self.knows_bases:
+            return SnapshotOffer(0, send_raw=True)
+        return SnapshotOffer(self.received.get(manifest.object_root, 0))
 
     def _publish(self, request: PublishSnapshot) -> Done:
+        assert request.root == self.offered.object_root
         self.published.append(request.policy)
+        self.sent.append(self.offered.kind.value)
         return self._say(f"published {request.policy}")
 
 
@@ -106,29 +115,33 @@ class Sink:
         self.starts: list[int] = []
         self.assets: list[str] = []
 
-    async def upload(self, manifest: Manifest, folder: Path, start: int) -> None:
+    async def upload(self, manifest: Manifest, path: Path, start: int) -> None:
         self.starts.append(start)
         await asyncio.sleep(self.upload_s)
         if self.cut_after:
-            self.desk.received[manifest.policy] = self.cut_after.pop(0)
+            self.desk.received[manifest.object_root] = self.cut_after.pop(0)
             raise TransportError("line lost")
-        self.desk.received[manifest.policy] = manifest.object_size
+        self.desk.received[manifest.object_root] = manifest.object_size
 
     async def upload_asset(self, name: str, path: Path) -> None:
         self.assets.append(name)
 
 
 class Setting:
-    def __init__(self, desk: Desk, disk: LearnerDisk | None = None, upload_s: float = 1.0) -> None:
+    def __init__(
+        self, desk: Desk, disk: LearnerDisk | None = None, upload_s: float = 1.0, files: MemoryDisk | None = None
+    ) -> None:
         self.desk = desk
         self.durable = disk or LearnerDisk()
         self.events = RecordedEvents()
         self.sink = Sink(desk, upload_s)
+        self.files = files or MemoryDisk()
         self.learner = ModelledLearner(
-            LearnerModel(train_s=10, spread=0.0), "run", "bfloat16", self.durable, MemoryDisk(), Random(0)
+            LearnerModel(train_s=10, spread=0.0), "run", "bfloat16", self.durable, self.files, Random(0)
         )
+        self.packer = ModelledPacker(self.files, 1e6)
         options = LearnerOptions(run_id="run", initial_weights_hash="h", assets={ASSET: Path("config.json")})
-        self.program = LearnerProgram(desk, self.sink, self.learner, VirtualClock(), self.events, options)
+        self.program = LearnerProgram(desk, self.sink, self.learner, self.packer, VirtualClock(), self.events, options)
 
 
 def test_versions_are_durable_before_they_are_published_and_published_in_order() -> None:
@@ -201,6 +214,77 @@ def test_an_interrupted_upload_goes_on_where_it_stopped() -> None:
         return setting.sink.starts
 
     assert run_virtual(main())[:3] == [0, 100, 150]
+
+
+def test_the_first_version_goes_out_whole_and_the_others_as_what_changed() -> None:
+    async def main() -> Setting:
+        setting = Setting(Desk())
+        await setting.program.run()
+        return setting
+
+    done = run_virtual(main())
+    assert done.desk.sent == ["anchor", "delta", "delta"]
+    assert done.desk.offered.base == Policy(0, 2)
+
+
+def test_a_coordinator_without_the_base_gets_the_whole_snapshot() -> None:
+    async def main() -> Desk:
+        desk = Desk()
+        desk.knows_bases = False
+        await Setting(desk).program.run()
+        return desk
+
+    assert run_virtual(main()).sent == ["anchor", "anchor", "anchor"]
+
+
+def test_a_delta_that_the_coordinator_cannot_decode_is_followed_by_the_whole_snapshot() -> None:
+    """Its copy of the base may be damaged; that must not end the run."""
+
+    async def main() -> Setting:
+        setting = Setting(Desk(steps=2))
+
+        def damage() -> None:
+            setting.desk.faults["PublishSnapshot"] = [IntegrityError("tensor w did not become what it must")]
+
+        asyncio.get_running_loop().call_later(10, damage)
+        await setting.program.run()
+        return setting
+
+    done = run_virtual(main())
+    assert done.desk.sent == ["anchor", "anchor"]
+    assert done.events.kinds("delta_refused")
+
+
+def test_after_a_crash_the_delta_is_against_what_was_published_before() -> None:
+    async def main() -> tuple[Setting, Setting]:
+        first = Setting(Desk(steps=4, publish_period=2))
+        await first.program.run()
+        later = Desk(steps=8)
+        later.published = list(first.desk.published)
+        second = Setting(later, first.durable, files=first.files)
+        await second.program.run()
+        return first, second
+
+    first, second = run_virtual(main())
+    assert first.desk.published[-1] == Policy(0, 4)
+    assert second.desk.published[-2:] == [Policy(0, 6), Policy(0, 8)]
+    assert second.desk.sent == ["delta", "delta"]
+
+
+def test_a_damaged_older_snapshot_costs_only_bandwidth() -> None:
+    async def main() -> Setting:
+        setting = Setting(Desk(steps=2))
+
+        async def broken(manifest: Manifest, folder: Path) -> None:
+            raise IntegrityError("model.safetensors must have 100 bytes, got 7")
+
+        setting.packer.delta = broken  # type: ignore[method-assign, assignment]
+        await setting.program.run()
+        return setting
+
+    done = run_virtual(main())
+    assert done.desk.sent == ["anchor", "anchor"]
+    assert len(done.events.kinds("delta_failed")) == 2
 
 
 def test_missing_assets_are_uploaded_before_anything_is_published() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from echo2.errors import UserError
+from echo2.metrics import StepMetrics
 from echo2.report.folder import read_run
 from echo2.report.html import render_report, staleness_budget, visible, write_report
 from echo2.transport.messages import RunStatus
@@ -34,8 +35,16 @@ def test_a_run_becomes_one_page_that_holds_everything(
 
     assert path == folder / "report.html"
     assert sorted(p.name for p in folder.iterdir() if "report" in p.name) == ["report.html"]
-    assert elements.names.count("svg") == 17
-    for word in ("Staleness histogram", "Bubble ratio", "T_bcast", "Pool rate", "Cost", "Gradient norm"):
+    assert elements.names.count("svg") == 19
+    for word in (
+        "Staleness histogram",
+        "Bubble ratio",
+        "T_bcast",
+        "Pool rate",
+        "Cost",
+        "Gradient norm",
+        "Who carries snapshots",
+    ):
         assert word in page
     # nothing that a model, a task, a worker or a configuration wrote became markup
     assert "script" not in elements.names
@@ -52,6 +61,24 @@ def test_a_run_becomes_one_page_that_holds_everything(
 def test_a_run_without_steps_has_a_page_that_says_so(make_run: Callable[[int], Path]) -> None:
     folder = make_run(0)
     assert "No training step has ended yet" in render_report(read_run(folder))
+
+
+def test_how_snapshots_travelled_is_told_and_left_out_where_it_was_not_measured(
+    make_run: Callable[[int], Path], make_metrics: Callable[..., StepMetrics]
+) -> None:
+    folder = make_run(12)
+    page = render_report(read_run(folder))
+    for told in ("2.1 MB, 1.10% of the elements changed", "92%", "2.00 s, no plan under 1.50 s", "24.0 MB"):
+        assert told in page
+    unmeasured = {
+        "publish_bytes": 0, "delta_share": None, "seed_sent_bytes": 0, "sent_bytes_by_node": {}, "reparentings": 0,
+        "t_bcast_predicted_s": None, "t_bcast_bound_s": None,
+    }  # fmt: skip
+    line = msgspec.json.encode(make_metrics(0, **unmeasured))
+    (folder / "metrics.jsonl").write_bytes(line + b"\n")
+    page = render_report(read_run(folder))
+    for absent in ("sent as", "Size of a publish", "Who carries snapshots", "relay"):
+        assert absent not in page
 
 
 def test_a_torn_line_is_counted_and_left_out(make_run: Callable[[int], Path]) -> None:

@@ -26,6 +26,8 @@ def test_the_page_parses_and_holds_status_metrics_and_counters(
     assert samples["echo2_bubble_ratio", ()] == make_metrics(12).bubble_ratio
     assert samples["echo2_refused_rows_total", (("verdict", "stale"),)] == 1
     assert samples["echo2_requests_total", ()] == 120
+    assert samples["echo2_worker_sent_bytes_total", (("worker", "w0"),)] == 26_000_000
+    assert samples["echo2_relay_sent_bytes_total", ()] == 52_000_000
     assert samples["echo2_learner", (("statistic", "prox_s"),)] == 0.4
 
 

@@ -168,6 +168,8 @@ def test_unknown_numbers_are_not_reported_as_zero(make_metrics: Make) -> None:
     assert "time/t_bcast_s" not in named
     assert named["learner/prox_s"] == 0.4
     assert named["staleness/staleness_max"] == 3.0
+    assert named["relay/workers_sent_bytes"] == 2_000_000
+    assert "snapshot/changed_share" not in named
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from echo2.broadcast.snapshot import load_manifest, verify_snapshot
 from echo2.learning.tiny import character_tokenizer
 from echo2.metrics import StepMetrics
 from echo2.run.api import Run
@@ -78,13 +79,17 @@ def wait_for_steps(run: Run, count: int) -> None:
     wait_for(enough, f"step {count}")
 
 
-def kill(program: str, run: Run) -> None:
-    """kill -9 of one program of the run."""
+def process_of(program: str, run: Run) -> int:
     launch = run._launch
     assert launch is not None
     child = next(c for c in (launch._coordinator, *launch._others) if c.spec.name.startswith(program))
     assert child.process is not None
-    os.kill(child.process.pid, signal.SIGKILL)
+    return child.process.pid
+
+
+def kill(program: str, run: Run) -> None:
+    """kill -9 of one program of the run."""
+    os.kill(process_of(program, run), signal.SIGKILL)
 
 
 def check_lines(lines: list[StepMetrics], budget: int) -> None:
@@ -102,12 +107,41 @@ def final_bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(last.glob("*.safetensors"))}
 
 
+def relays_of(pid: int) -> list[int]:
+    """Relay processes that process ``pid`` started."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rsplit(")", 1)[1].split()[1])
+            command = status.with_name("cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == pid and b"echo2.broadcast.relay" in command:
+            found.append(int(status.parent.name))
+    return found
+
+
+def check_snapshots(run: Run) -> None:
+    """I6: every snapshot that lies with a worker is what was signed, and the same with all of them."""
+    seen: dict[str, str] = {}
+    folders = list(run.folder.root.glob("workers/*/snapshots/*"))
+    for folder in folders:
+        manifest = load_manifest(folder)
+        verify_snapshot(folder, manifest)
+        assert seen.setdefault(folder.name, manifest.object_root) == manifest.object_root
+    assert len(folders) > len(seen) > 1
+
+
 def test_a_run_that_was_killed_and_resumed_ends_with_the_same_bits(model: Path, tmp_path: Path) -> None:
-    straight = Run(config(model, tmp_path, "straight"), events=Quiet())
+    star = {"workers": {"local": 2}, "broadcast": {"topology": "star"}}
+    straight = Run(config(model, tmp_path, "straight", **star), events=Quiet())
     with straight:
         lines = list(straight)
     check_lines(lines, budget=0)
     assert len(lines) == STEPS
+    assert set(lines[-1].sent_bytes_by_node.values()) == {0}, "in a star workers send nothing to each other"
+    assert lines[-1].seed_sent_bytes > lines[-1].publish_bytes
+    check_snapshots(straight)
 
     broken = Run(config(model, tmp_path, "broken"), events=Quiet())
     with broken:
@@ -128,21 +162,34 @@ def test_a_run_that_was_killed_and_resumed_ends_with_the_same_bits(model: Path, 
     assert final_bytes(straight.folder.root) == final_bytes(broken.folder.root)
 
 
-def test_workers_join_over_tls_and_a_killed_worker_costs_nothing_but_time(model: Path, tmp_path: Path) -> None:
+def test_workers_join_over_tls_pass_snapshots_on_and_a_killed_one_costs_nothing_but_time(
+    model: Path, tmp_path: Path
+) -> None:
     run = Run(
         config(
             # Mode sync: a version is evaluated before anything is trained on it, however fast the steps are.
-            model, tmp_path, "tls", run={"steps": 6}, workers={"local": 2},
+            model, tmp_path, "tls", run={"steps": 6}, workers={"local": 3},
             coordinator={"tls": "on", "dead_after_s": 5.0}, eval={"every_steps": 2, "prompts": 4},
+            # In a ring somebody has to pass on, however fast the coordinator is.
+            broadcast={"topology": "ring"},
         ),
         events=Quiet(),
     )  # fmt: skip
     with run:
         wait_for_steps(run, 1)
-        kill("worker", run)
+        worker = process_of("worker", run)
+        relays = relays_of(worker)
+        assert len(relays) == 1
+        os.kill(worker, signal.SIGKILL)
+        wait_for(lambda: not Path(f"/proc/{relays[0]}").exists(), "the killed worker's relay to end")
         assert "tls=1" in run.join_string()
         result = run.result()
     check_lines(list(result.metrics), budget=0)
     assert len(result.metrics) == 6
     evaluations = [json.loads(line) for line in (run.folder.root / "evals.jsonl").read_text().splitlines()]
     assert [(line["version"], line["prompts"]) for line in evaluations[:2]] == [(2, 4), (4, 4)]
+    last = result.metrics[-1]
+    assert last.workers_sent_bytes > 0
+    assert last.delta_share == pytest.approx(5 / 6)  # the last version is published after the last line
+    assert last.publish_bytes < last.snapshot_bytes
+    check_snapshots(run)

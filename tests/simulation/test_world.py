@@ -353,3 +353,54 @@ def test_a_restarted_coordinator_plans_with_the_times_measured_before_it() -> No
     measured = [line.t_bcast_s for line in run.metrics]
     known = next(index for index, value in enumerate(measured) if value is not None)
     assert None not in measured[known:]
+
+
+def test_deltas_carry_the_run_and_late_or_restarted_workers_find_their_way() -> None:
+    """The first version is the one whole snapshot on the wire; a newcomer walks from it over the deltas."""
+    made = config(run={"steps": 12})
+
+    async def scenario(world: World) -> None:
+        await world.kill("near")  # before it had anything
+        await asyncio.sleep(60)
+        world.start("near")
+        await kill_and_restart(world, "far", 75, 5)
+
+    run = simulate(made, THREE, scenario=scenario)
+    check_invariants(run, made)
+    assert [event["sent_as"] for event in kinds(run, "published", COORDINATOR)] == ["anchor"] + ["delta"] * 6
+    last = run.metrics[-1]
+    assert last.snapshot_bytes > 100e6 > 2e6 == last.publish_bytes
+    assert last.delta_share == pytest.approx(5 / 6)
+    near = [event["policy"] for event in kinds(run, "installed", "near")]
+    assert "0.0" not in near, "stepping stones are not run"
+    again = [int(e["policy"].split(".")[1]) for e in kinds(run, "installed", "far") if e["at_s"] > 80]
+    assert again == sorted(again)
+    assert again[-1] == 12
+
+
+def test_a_restarted_worker_runs_what_lies_verified_on_its_disk() -> None:
+    made = config(run={"steps": 8})
+    slow = WorldModel(uplink_bytes_per_s=1e6)  # a whole snapshot takes 100 s
+
+    async def scenario(world: World) -> None:
+        while len(world.events.kinds("installed", "near")) < 2:
+            await asyncio.sleep(1)
+        await kill_and_restart(world, "near", asyncio.get_running_loop().time(), 1)
+
+    run = simulate(made, THREE, model=slow, scenario=scenario)
+    check_invariants(run, made)
+    killed = kinds(run, "killed")[0]["at_s"]
+    first = next(event["at_s"] for event in kinds(run, "installed", "near") if event["at_s"] > killed)
+    assert first - killed < 15
+
+
+def test_a_line_slower_than_the_learner_publishes_still_gets_every_version_it_set_out_for() -> None:
+    """PROTOCOL §5: deltas queue. Going for the newest only, it would never arrive anywhere."""
+    made = config(run={"steps": 14})
+    slow = [WorkerModel("near"), WorkerModel("far"), WorkerModel("dsl", LinkModel(bytes_per_s=1.0e6))]
+    run = simulate(made, slow, model=WorldModel(delta_bytes=40e6))
+    check_invariants(run, made)
+    period = [event["at_s"] for event in kinds(run, "published", COORDINATOR)]
+    assert period[3] - period[2] < 40, "a delta takes longer than the time between two publishes"
+    installed = [event["policy"] for event in kinds(run, "installed", "dsl")]
+    assert len(installed) >= 2, installed

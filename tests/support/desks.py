@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 from building import trajectory
 
+from echo2.broadcast.catalogue import Entry
+from echo2.broadcast.shelf import Published
 from echo2.broadcast.signing import public_key
 from echo2.config.load import build_config
 from echo2.coordinator.lines import CollectedLines
@@ -14,8 +16,10 @@ from echo2.coordinator.program import Coordinator
 from echo2.data.cursor import PromptCursor
 from echo2.data.registry import load_tasks
 from echo2.simulation.clock import CountedIds, VirtualClock
-from echo2.simulation.memory import MemoryShelf, MemoryStore
+from echo2.simulation.links import NoRelays
+from echo2.simulation.memory import MemoryStore
 from echo2.simulation.record import RecordedEvents
+from echo2.simulation.shelf import MemoryShelf
 from echo2.transport.messages import (
     Attach,
     Attached,
@@ -28,7 +32,7 @@ from echo2.transport.messages import (
     SubmitGroup,
     SubmitVerdicts,
 )
-from echo2.types import Policy, RowStatus, Verdict
+from echo2.types import Policy, RowStatus, SnapshotKind, Verdict
 
 KEY = bytes(range(32))
 V0 = Policy(0, 0)
@@ -46,7 +50,7 @@ async def coordinator(
     store = store or MemoryStore(0.0)
     return Coordinator(
         config, store, await store.load(), MemoryShelf(KEY), PromptCursor([(tasks["arithmetic"], 1.0)], 0),
-        clock or VirtualClock(), CountedIds(), RecordedEvents(), CollectedLines(), run_id="run",
+        clock or VirtualClock(), CountedIds(), RecordedEvents(), CollectedLines(), NoRelays(), run_id="run",
         snapshot_public_key=public_key(KEY),
     )  # fmt: skip
 
@@ -56,8 +60,14 @@ async def attach(made: Coordinator, step: int = 0, digest: str = "") -> int:
     attached = await made.handle(LEARNER, Attach("run", step, digest, "initial", ()))
     assert isinstance(attached, Attached)
     if made.books.state.current is None:
-        made.hall.learner.published(V0, 100, made.clock.monotonic())
+        publish(made, V0)
     return attached.epoch
+
+
+def publish(made: Coordinator, policy: Policy, raw_bytes: int = 100) -> None:
+    """Let ``policy`` count as published, as an anchor."""
+    entry = Entry(policy, SnapshotKind.ANCHOR, None, "0" * 64, raw_bytes, "1" * 64)
+    made.hall.learner.published(Published(entry, raw_bytes), made.clock.monotonic())
 
 
 async def leased(made: Coordinator, worker: Principal, installed: Policy = V0) -> LeaseGrant:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from echo2.broadcast.disk_shelf import DiskShelf
 from echo2.broadcast.manifest import Manifest
-from echo2.broadcast.shelf import DiskShelf
+from echo2.broadcast.relay.chunks import ChunkFile
 from echo2.broadcast.signing import generate_key, public_key
 from echo2.coordinator.http import serve
 from echo2.errors import Refused, Unauthorised
+from echo2.transport.client import HttpTransport
 from echo2.transport.join import JoinString
 from echo2.transport.messages import (
     AwaitPolicy,
@@ -36,6 +38,16 @@ from echo2.transport.partial import OBJECT_NAME
 from echo2.transport.tls import ServerCertificate
 from echo2.types import Verdict
 
+
+class Shelf(DiskShelf):
+    """…that also serves files which were never uploaded to it, so that a test knows their every byte."""
+
+    laid_out: dict[str, Path]
+
+    def object_path(self, root: str) -> Path | None:
+        return self.laid_out.get(root) or super().object_path(root)
+
+
 CREDENTIALS = {f"secret-{role.value}": Principal(role, f"{role.value}-1") for role in Role}
 
 
@@ -44,7 +56,8 @@ class FakeService:
 
     def __init__(self, folder: Path) -> None:
         self.key = generate_key()
-        self.shelf = DiskShelf(folder / "snapshots", self.key)
+        self.shelf = Shelf(folder / "snapshots", self.key)
+        self.shelf.laid_out = {}
         self.news = asyncio.Event()
         self.polling = asyncio.Event()
         self.abandoned = asyncio.Event()
@@ -79,10 +92,12 @@ class FakeService:
     def prometheus(self) -> bytes:
         return b"echo2_step 3\n"
 
-    async def publish(self, manifest: Manifest, folder: Path) -> None:
-        await self.shelf.offer(manifest)
-        await self.shelf.write(manifest.policy, 0, (folder / OBJECT_NAME).read_bytes())
-        await self.shelf.finish(manifest.policy)
+    def lay_out(self, manifest: Manifest, folder: Path) -> None:
+        """Serve the raw object in ``folder``."""
+        self.shelf.laid_out[manifest.object_root] = folder / OBJECT_NAME
+
+    def prune(self, manifest: Manifest) -> None:
+        self.shelf.laid_out.pop(manifest.object_root).unlink()
 
     async def _poll(self) -> PolicyNews:
         self.polling.set()
@@ -91,7 +106,7 @@ class FakeService:
         except asyncio.CancelledError:
             self.abandoned.set()
             raise
-        return PolicyNews(None, None)
+        return PolicyNews(None)
 
 
 class FakeClock:
@@ -103,6 +118,17 @@ class FakeClock:
 
     def wall(self) -> float:
         return self.now_s
+
+
+async def fetch(line: HttpTransport, manifest: Manifest, into: Path) -> Path:
+    """What ``line`` brings, as a file under the object's root; an earlier try's is continued."""
+    into.mkdir(parents=True, exist_ok=True)
+    file = await asyncio.to_thread(ChunkFile, into / manifest.object_root, manifest)
+    try:
+        await line.fetch_object(manifest, file)
+    finally:
+        file.close()
+    return into / manifest.object_root
 
 
 @asynccontextmanager
@@ -159,7 +185,7 @@ class Faulty:
         self._fault = fault
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not scope["path"].endswith("/object") or scope["method"] != "GET":
+        if not scope["path"].startswith("/v1/objects/") or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return
 

@@ -41,18 +41,19 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
     @contextmanager
     def limit(room: int) -> Iterator[None]:
         left = room
-        real = os.write
+        write, pwrite = os.write, os.pwrite
 
-        def write(descriptor: int, data: memoryview) -> int:
+        def within(data: memoryview) -> memoryview:
             nonlocal left
             if not left:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            written = real(descriptor, data[:left])
-            left -= written
-            return written
+            fitting = data[:left]
+            left -= len(fitting)
+            return fitting
 
         with monkeypatch.context() as patch:
-            patch.setattr("os.write", write)
+            patch.setattr("os.write", lambda descriptor, data: write(descriptor, within(data)))
+            patch.setattr("os.pwrite", lambda descriptor, data, at: pwrite(descriptor, within(data), at))
             yield
 
     return limit

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import stat
 import time
 from collections.abc import AsyncIterator
@@ -10,21 +9,24 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from loopback import FakeClock, FakeService, Faulty, impostor, join_to, serving
+from loopback import FakeClock, FakeService, Faulty, fetch, impostor, join_to, serving
 from snapshots import FullDisk, WriteSnapshot
 
 from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.relay.chunks import ChunkFile
+from echo2.broadcast.signing import open_signed, public_key
 from echo2.broadcast.snapshot import load_manifest, verify_snapshot
+from echo2.broadcast.unpack import unpack
 from echo2.coordinator.http import Limits, build_app
 from echo2.errors import DiskFull, IntegrityError, Malformed, Refused, TransportError, Unauthorised, UserError
 from echo2.transport.client import HttpTransport
 from echo2.transport.credential import store_credential
 from echo2.transport.join import JoinString
 from echo2.transport.messages import Enrol, Heartbeat, HeartbeatReply, Role, RowSubmission, SubmitGroup, SubmitVerdicts
-from echo2.transport.partial import OBJECT_NAME
+from echo2.transport.partial import OBJECT_NAME, object_is_whole
 from echo2.transport.tls import ensure_certificates, issue_server_certificate, utc_now
 from echo2.transport.wire import Deadlines
-from echo2.types import Policy, RowStatus, Verdict
+from echo2.types import RowStatus, Verdict
 
 QUICK = Deadlines(answer_s=10.0, min_rate_bytes_per_s=1 << 20)
 BEAT = Heartbeat(None, ())
@@ -177,52 +179,91 @@ async def test_i6_a_snapshot_travels_from_learner_to_worker(
     manifest, folder = snapshot_of(elements=20_000)
     async with transport(port, tmp_path, Role.LEARNER) as learner, transport(port, tmp_path) as worker:
         await learner.enrol("l")
-        await learner.upload(manifest, folder, await service.shelf.offer(manifest))
-        await service.shelf.finish(manifest.policy)
+        assert await service.shelf.offer(manifest) == 0
+        await learner.upload(manifest, folder / OBJECT_NAME, 0)
+        published = await service.shelf.finish(manifest.policy, manifest.object_root)
         await worker.enrol("w")
-        fetched = await worker.fetch(manifest, tmp_path / "w")
-        assert fetched == tmp_path / "w" / "0.4"
-        verify_snapshot(fetched, load_manifest(fetched))
-        assert load_manifest(fetched) == manifest
-        assert os.listdir(tmp_path / "w") == ["0.4"]
-        (fetched / OBJECT_NAME).write_bytes(bytes(manifest.object_size))
-        verify_snapshot(await worker.fetch(manifest, tmp_path / "w"), manifest)
+        signed = service.shelf.signed(published.entry.root)
+        assert signed is not None
+        anchor = open_signed(signed, public_key(service.key))
+        fetched = await fetch(worker, anchor, tmp_path / "w")
+        raw = unpack(anchor, fetched, None, tmp_path / "w" / "0.4")
+        assert raw.decoded_root == manifest.decoded_root
+        verify_snapshot(tmp_path / "w" / "0.4", load_manifest(folder))
+        fetched.write_bytes(bytes(anchor.object_size))
+        assert object_is_whole(await fetch(worker, anchor, tmp_path / "w"), anchor)
         with pytest.raises(Refused, match="learner"):
-            await worker.upload(manifest, folder, 0)
+            await worker.upload(manifest, folder / OBJECT_NAME, 0)
 
 
-async def publish(service: FakeService, snapshot_of: WriteSnapshot, elements: int = 20_000) -> Manifest:
+def lay_out(service: FakeService, snapshot_of: WriteSnapshot, elements: int = 20_000) -> Manifest:
+    """An object of chunks of 1 KiB that the coordinator serves."""
     manifest, folder = snapshot_of(elements=elements)
-    await service.publish(manifest, folder)
+    service.lay_out(manifest, folder)
     return manifest
+
+
+def chunks_in(manifest: Manifest, folder: Path) -> set[int]:
+    """Chunks that lie right in what was fetched so far."""
+    file = ChunkFile(folder / manifest.object_root, manifest)
+    found = {number for number in range(len(manifest.chunks)) if file.has(number)}
+    file.close()
+    return found
 
 
 async def test_e07_a_download_cut_short_goes_on_where_it_stopped(
     service: FakeService, tmp_path: Path, snapshot_of: WriteSnapshot
 ) -> None:
-    manifest = await publish(service, snapshot_of, elements=3 << 20)
+    manifest = lay_out(service, snapshot_of, elements=3 << 20)
     sent: list[int] = []
 
-    def cut_at_second_block(block: bytes) -> bytes | None:
+    def cut_at_third_block(block: bytes) -> bytes | None:
         sent.append(len(block))
         return None if len(sent) == 3 else block
 
-    app = Faulty(build_app(service, FakeClock()), cut_at_second_block)
+    app = Faulty(build_app(service, FakeClock()), cut_at_third_block)
     async with serving(app) as port, transport(port, tmp_path) as worker:
         await worker.enrol("w")
         with pytest.raises(TransportError):
-            await worker.fetch(manifest, tmp_path / "w")
-        assert not (tmp_path / "w" / "0.4").exists()
-        already = (tmp_path / "w" / "0.4.partial" / OBJECT_NAME).stat().st_size
+            await fetch(worker, manifest, tmp_path / "w")
+        already = len(chunks_in(manifest, tmp_path / "w")) * manifest.chunk_size
         assert already >= 1 << 20
-        await worker.fetch(manifest, tmp_path / "w")
+        assert object_is_whole(await fetch(worker, manifest, tmp_path / "w"), manifest)
     assert sum(sent[3:]) == manifest.object_size - already
+
+
+async def test_only_the_chunks_that_a_relay_left_out_are_asked_for(
+    service: FakeService, tmp_path: Path, snapshot_of: WriteSnapshot
+) -> None:
+    manifest, folder = snapshot_of(elements=20_000)
+    service.lay_out(manifest, folder)
+    data = (folder / OBJECT_NAME).read_bytes()
+    holes = {0, 5, 6, 7, 20, len(manifest.chunks) - 1}
+    (tmp_path / "w").mkdir()
+    file = ChunkFile(tmp_path / "w" / manifest.object_root, manifest)
+    for number in set(range(len(manifest.chunks))) - holes:
+        file.put(number, data[number * manifest.chunk_size :][: file.length(number)])
+    file.close()
+    sent: list[int] = []
+
+    def count(block: bytes) -> bytes:
+        sent.append(len(block))
+        return block
+
+    async with (
+        serving(Faulty(build_app(service, FakeClock()), count)) as port,
+        transport(port, tmp_path) as worker,
+    ):
+        await worker.enrol("w")
+        assert object_is_whole(await fetch(worker, manifest, tmp_path / "w"), manifest)
+    last = manifest.object_size % manifest.chunk_size
+    assert [size for size in sent if size] == [1024, 3 * 1024, 1024, last]
 
 
 async def test_i6_a_corrupted_chunk_is_refused_and_the_right_ones_are_kept(
     service: FakeService, tmp_path: Path, snapshot_of: WriteSnapshot
 ) -> None:
-    manifest = await publish(service, snapshot_of)
+    manifest = lay_out(service, snapshot_of)
     broken = [True]
 
     def flip(block: bytes) -> bytes:
@@ -233,30 +274,28 @@ async def test_i6_a_corrupted_chunk_is_refused_and_the_right_ones_are_kept(
     async with serving(Faulty(build_app(service, FakeClock()), flip)) as port, transport(port, tmp_path) as worker:
         await worker.enrol("w")
         with pytest.raises(IntegrityError, match="chunk 9"):
-            await worker.fetch(manifest, tmp_path / "w")
-        assert (tmp_path / "w" / "0.4.partial" / OBJECT_NAME).stat().st_size == 9 * 1024
+            await fetch(worker, manifest, tmp_path / "w")
+        assert chunks_in(manifest, tmp_path / "w") == set(range(9))
         broken[0] = False
-        verify_snapshot(await worker.fetch(manifest, tmp_path / "w"), manifest)
+        assert object_is_whole(await fetch(worker, manifest, tmp_path / "w"), manifest)
 
 
 async def test_e07_a_workers_full_disk_is_told_and_what_it_has_is_continued(
     service: FakeService, port: int, tmp_path: Path, snapshot_of: WriteSnapshot, full_disk: FullDisk
 ) -> None:
-    manifest = await publish(service, snapshot_of)
+    manifest = lay_out(service, snapshot_of)
     async with transport(port, tmp_path) as worker:
         await worker.enrol("w")
         with full_disk(5000), pytest.raises(DiskFull, match="free space"):
-            await worker.fetch(manifest, tmp_path / "w")
-        with full_disk(manifest.object_size), pytest.raises(DiskFull):  # no room for the manifest
-            await worker.fetch(manifest, tmp_path / "w")
-        assert not (tmp_path / "w" / "0.4").exists()
-        verify_snapshot(await worker.fetch(manifest, tmp_path / "w"), manifest)
+            await fetch(worker, manifest, tmp_path / "w")
+        assert chunks_in(manifest, tmp_path / "w") == set(range(4))
+        assert object_is_whole(await fetch(worker, manifest, tmp_path / "w"), manifest)
 
 
 async def test_h01_a_dripping_server_is_given_up(
     service: FakeService, tmp_path: Path, snapshot_of: WriteSnapshot
 ) -> None:
-    manifest = await publish(service, snapshot_of)
+    manifest = lay_out(service, snapshot_of)
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         size = manifest.object_size
@@ -272,18 +311,18 @@ async def test_h01_a_dripping_server_is_given_up(
         store_credential(tmp_path / "c", join, await service.enrol(Enrol(join.token, "w", 1, "0")))
         async with HttpTransport(join, tmp_path / "c", Deadlines(answer_s=0.2, min_rate_bytes_per_s=1 << 20)) as worker:
             with pytest.raises(TransportError, match=r"the deadline passed|come faster"):
-                await worker.fetch(manifest, tmp_path / "w")
+                await fetch(worker, manifest, tmp_path / "w")
 
 
-async def test_e05_a_pruned_version_is_refused_so_that_the_worker_asks_for_the_current_one(
+async def test_e05_a_pruned_object_is_refused_so_that_the_worker_asks_for_the_current_path(
     service: FakeService, port: int, tmp_path: Path, snapshot_of: WriteSnapshot
 ) -> None:
-    manifest = await publish(service, snapshot_of)
-    await service.shelf.prune({Policy(0, 9)})
+    manifest = lay_out(service, snapshot_of)
+    service.prune(manifest)
     async with transport(port, tmp_path) as worker:
         await worker.enrol("w")
-        with pytest.raises(Refused, match="ask for the current one"):
-            await worker.fetch(manifest, tmp_path / "w")
+        with pytest.raises(Refused, match="ask for the current path"):
+            await fetch(worker, manifest, tmp_path / "w")
 
 
 async def test_assets_travel_and_are_checked(service: FakeService, port: int, tmp_path: Path) -> None:

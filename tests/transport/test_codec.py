@@ -13,6 +13,7 @@ from echo2.transport.messages import (
     REPLY_OF,
     AckCheckpoint,
     Attach,
+    AwaitPolicy,
     Heartbeat,
     HeartbeatReply,
     LeaseWait,
@@ -74,7 +75,7 @@ def test_i7_a_wait_outside_its_bounds_is_malformed(wait_s: float) -> None:
         RequestBatch(1, 2**63, 0.0),
         AckCheckpoint(-1, 0),
         Attach("run", -5, "", "hash", (), rollback=True),
-        PublishSnapshot(1, Policy(0, -1)),
+        PublishSnapshot(1, Policy(0, -1), "0" * 64),
         RequestLease(Policy(-1, -1), 0.0),
         Heartbeat(Policy(0, 2**53), ()),
         Heartbeat(None, (), spooled_groups=2**63),
@@ -85,6 +86,13 @@ def test_a_number_that_no_honest_program_sends_is_malformed(request_: Request) -
     """Taken in, it would end up in counts, in JSON that cannot be read back, or below the first step."""
     with pytest.raises(Malformed, match=r"Expected `(int|float)`"):
         decode_request(tag_of(type(request_)), encode(request_))
+
+
+@pytest.mark.parametrize("name", ["", "../0.4/delta", "0" * 63, "0" * 65, "G" * 64, "A" * 64, "0" * 64 + "\n"])
+def test_e03_what_is_no_root_names_no_object(name: str) -> None:
+    for request in (PublishSnapshot(1, Policy(0, 0), name), AwaitPolicy(None, 1.0, (), {name: 1})):
+        with pytest.raises(Malformed):
+            decode_request(tag_of(type(request)), encode(request))
 
 
 def test_a_reply_is_one_of_those_its_request_can_have() -> None:

@@ -20,8 +20,8 @@ from echo2.rollout.engines.scripted import ScriptedEngine
 from echo2.simulation.clock import VirtualClock
 from echo2.simulation.loop import run_virtual
 from echo2.simulation.memory import MemorySpool
-from echo2.simulation.models import small_snapshot
 from echo2.simulation.record import RecordedEvents
+from echo2.simulation.snapshots import modelled_snapshot
 from echo2.transport.messages import (
     AwaitPolicy,
     Done,
@@ -64,8 +64,10 @@ class Desk:
         self.prompt: Prompt = PROMPT
         self._leases = 0
 
-    async def publish(self, version: int, *, key: bytes = KEY, dtype: str = "bfloat16", run_id: str = "run") -> None:
-        manifest, _ = small_snapshot(run_id, Policy(0, version), dtype, f"weights {version}")
+    async def publish(
+        self, version: int, *, key: bytes = KEY, dtype: str = "bfloat16", run_id: str = "run", nbytes: float = 100.0
+    ) -> None:
+        manifest, _ = modelled_snapshot(run_id, Policy(0, version), dtype, f"weights-{version}", nbytes)
         async with self.news:
             self.current = manifest.policy
             self.manifest = encode_signed(sign(encode_manifest(manifest), key))
@@ -83,8 +85,9 @@ class Desk:
         match request:
             case Hello():
                 return Welcome("run", "{}", (), 2.0, self.current)
-            case AwaitPolicy(after, wait_s):
-                return await self._await_policy(after, wait_s)
+            case AwaitPolicy(after, wait_s, held):
+                news = await self._await_policy(after, wait_s)
+                return PolicyNews(news.current) if news.current in held else news
             case RequestLease(installed):
                 return self._lease(installed)
             case SubmitGroup():
@@ -101,8 +104,8 @@ class Desk:
             async with asyncio.timeout(wait_s), self.news:
                 await self.news.wait_for(lambda: self.current is not None and (after is None or self.current > after))
         except TimeoutError:
-            return PolicyNews(self.current, None)
-        return PolicyNews(self.current, self.manifest)
+            return PolicyNews(self.current)
+        return PolicyNews(self.current, (self.manifest,))
 
     def _lease(self, installed: Policy) -> Reply:
         self._leases += 1
@@ -115,33 +118,58 @@ class Desk:
 
 
 class Source:
+    """Objects arrive at 1 kB/s, the small ones in half a second."""
+
     def __init__(self) -> None:
         self.faults: list[Exception] = []
+        self.brought: list[Policy] = []
 
-    async def fetch(self, manifest: Manifest, into: Path) -> Path:
-        await asyncio.sleep(0.5)
+    async def bring(self, signed: bytes, manifest: Manifest) -> Path:
+        await asyncio.sleep(max(0.5, manifest.object_size / 1000))
         if self.faults:
             raise self.faults.pop(0)
-        return into / str(manifest.policy)
+        self.brought.append(manifest.policy)
+        return Path(manifest.object_root)
 
-    async def fetch_asset(self, name: str, size: int, blake3: str, into: Path) -> Path:
-        return into / name
+    def received(self) -> dict[str, int]:
+        return {}
+
+    async def forget_before(self, policy: Policy) -> None: ...
+
+
+class Stock:
+    """Holds whatever it is given."""
+
+    def __init__(self) -> None:
+        self.policies: list[Policy] = []
+
+    def held(self) -> tuple[Policy, ...]:
+        return tuple(sorted(self.policies))
+
+    def folder(self, policy: Policy) -> Path:
+        return Path(str(policy))
+
+    async def build(self, signed: bytes, manifest: Manifest, object_path: Path) -> None:
+        self.policies.append(manifest.policy)
+
+    async def tidy(self, installed: Policy | None) -> None: ...
 
 
 class Setting:
     def __init__(self, *, lanes: int = 1, orphan_after_s: float = 1000.0, spool: MemorySpool | None = None) -> None:
         self.desk = Desk()
-        self.source = Source()
+        self.source, self.stock = Source(), Stock()
         self.engine = ScriptedEngine(duration=lambda tokens, n, random: 5.0)
         self.spool = spool or MemorySpool()
         self.events = RecordedEvents()
-        terms = SnapshotTerms("run", public_key(KEY), "bfloat16", Path("snapshots"))
+        terms = SnapshotTerms("run", public_key(KEY), "bfloat16")
         options = WorkerOptions(
             snapshots=terms, heartbeat_s=2.0, concurrent_groups=lanes, orphan_after_s=orphan_after_s
         )
         self.worker = Worker(
-            self.desk, self.source, self.engine, TASKS, ByteChat(), self.spool, VirtualClock(), self.events, options
-        )
+            self.desk, self.source, self.stock, self.engine, TASKS, ByteChat(), self.spool, VirtualClock(),
+            self.events, options,
+        )  # fmt: skip
 
     async def run(self, *steps: tuple[float, Callable[[], object]], drain_at_s: float = 60.0) -> None:
         """Run the worker from a published version 0 until drained; ``steps`` happen at their times."""
@@ -213,6 +241,54 @@ def test_an_install_is_told_at_once_and_running_groups_keep_their_version() -> N
     for group in done.desk.submitted:
         spans = [msgspec.msgpack.decode(row.record, type=Trajectory) for row in group.rows]
         assert all(span.policy_min == span.policy_max for span in spans)
+
+
+def publishing(setting: Setting, *publishes: tuple[float, int, float]) -> None:
+    """Publish versions at their times, as whole snapshots of so many bytes."""
+    loop = asyncio.get_running_loop()
+    for at_s, version, nbytes in publishes:
+        loop.call_later(
+            at_s, lambda v=version, n=nbytes: loop.create_task(setting.desk.publish(v, nbytes=n))
+        )  # fmt: skip
+
+
+def test_what_is_under_way_is_given_up_for_a_shorter_way_only() -> None:
+    """PROTOCOL §5. Version 2 takes 30 s; version 4, published meanwhile, would take as long; version 6 one second."""
+
+    async def main() -> Setting:
+        setting = Setting()
+        publishing(setting, (10, 2, 30_000), (20, 4, 30_000), (70, 6, 30_000), (75, 8, 1000))
+        await setting.run(drain_at_s=150)
+        return setting
+
+    done = run_virtual(main())
+    installed = [event["policy"] for event in done.events.kinds("installed")]
+    assert installed == ["0.0", "0.2", "0.4", "0.8"]
+    assert [event["given_up"] for event in done.events.kinds("way_changed")] == ["0.6"]
+    assert done.source.brought == [Policy(0, version) for version in (0, 2, 4, 8)]
+
+
+def test_a_snapshot_that_lies_verified_on_disk_is_run_without_being_brought() -> None:
+    async def main() -> Setting:
+        setting = Setting()
+        setting.stock.policies.append(Policy(0, 0))
+        await setting.run(drain_at_s=20)
+        return setting
+
+    done = run_virtual(main())
+    assert done.engine.installed == Policy(0, 0)
+    assert done.source.brought == []
+    assert done.desk.submitted
+
+
+def test_drained_while_an_object_is_under_way_it_leaves_at_once() -> None:
+    async def main() -> float:
+        setting = Setting()
+        publishing(setting, (10, 2, 1e6))
+        await setting.run(drain_at_s=30)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) < 40
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,10 @@ def check_port(config: Config) -> None:
     """Raises UserError when the coordinator could not listen where it is told to, before a run folder is made."""
     from echo2.coordinator.server import listen
 
-    if config.coordinator.port:
-        listen(config.coordinator.host, config.coordinator.port).close()
+    ports = {"coordinator.port": config.coordinator.port, "broadcast.relay_port": config.broadcast.relay_port}
+    for key, port in ports.items():
+        if port:
+            listen(config.coordinator.host, port, key).close()
 
 
 def run_folder(path: Path) -> RunFolder:

@@ -118,6 +118,16 @@ def _times(config: Config) -> Iterator[Fault]:
         )
 
 
+def _ports(config: Config) -> Iterator[Fault]:
+    port = config.coordinator.port
+    if port and port == config.broadcast.relay_port:
+        yield Fault(
+            ("coordinator.port", "broadcast.relay_port"),
+            f"broadcast.relay_port must differ from coordinator.port, because both are listened on: got {port} twice; "
+            f"set broadcast.relay_port to {port + 1 if port < 65535 else port - 1}, or to 0 for any free one",
+        )
+
+
 def _prices(config: Config) -> Iterator[Fault]:
     gamma = config.provisioning.gamma
     if not math.isfinite(gamma):
@@ -131,5 +141,6 @@ _CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _optimizer,
     _tasks,
     _times,
+    _ports,
     _prices,
 )

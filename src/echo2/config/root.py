@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from echo2.config.feasible import infeasibilities
 from echo2.config.sections import (
+    BroadcastSection,
     BufferSection,
     CheckpointSection,
     CoordinatorSection,
@@ -40,6 +41,7 @@ class Config(Section):
     learning: LearningSection = LearningSection()
     buffer: BufferSection = BufferSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    broadcast: BroadcastSection = BroadcastSection()
     coordinator: CoordinatorSection = CoordinatorSection()
     workers: WorkersSection = WorkersSection()
     provisioning: ProvisioningSection = ProvisioningSection()

@@ -140,6 +140,20 @@ class CheckpointSection(Section):
     """Complete checkpoints kept on disk."""
 
 
+class BroadcastSection(Section):
+    topology: Literal["chain", "ring", "tree", "star"] = "chain"
+    """How snapshots travel: `chain` from worker to worker (a tree while the coordinator's uplink is slower than a
+    worker's line); `ring` the same with every byte sent once by the coordinator; `tree`; `star` from the coordinator
+    alone."""
+    anchor_every: Positive = 8
+    """Publishes after which a whole snapshot is encoded again for workers that lack the version before; the others
+    take deltas. More often makes a late worker's way shorter, and costs disk and encoding time."""
+    relay_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the coordinator's relay; 0 picks a free one and keeps it for the run."""
+    advertise: str = ""
+    """Host name or address under which workers dial the coordinator's relay; empty means the one they joined by."""
+
+
 class CoordinatorSection(Section):
     host: str = "127.0.0.1"
     """Address to listen on; beyond loopback TLS is on."""

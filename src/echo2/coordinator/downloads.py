@@ -1,4 +1,4 @@
-"""Serving snapshot objects to many workers over one uplink.
+"""Serving objects to many workers over one uplink.
 
 Invariant (H09): at most ``limits.downloads`` objects are on the wire at once, in the order they were asked for,
 whatever the number of workers; the file is read in threads, so leases and heartbeats are answered meanwhile. A file
@@ -123,5 +123,5 @@ def open_object(path: Path | None) -> tuple[int, int]:
             raise FileNotFoundError
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        raise Refused("this version is not on the shelf; ask for the current one") from None
+        raise Refused("this object is not on the shelf; ask for the current path") from None
     return descriptor, os.fstat(descriptor).st_size

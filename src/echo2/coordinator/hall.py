@@ -7,6 +7,7 @@ could end the wait has changed, and has a deadline all the same (I7).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from echo2.broadcast.shelf import Shelf
 from echo2.coordinator.books import Books
@@ -15,33 +16,38 @@ from echo2.coordinator.lines import Lines
 from echo2.coordinator.operations import Operation
 from echo2.coordinator.wakeup import LeaseQueue, Wakeup
 from echo2.coordinator.worker_desk import WorkerDesk
-from echo2.ports import Clock, Store
+from echo2.ports import Clock, Seed, Store
 from echo2.transport.messages import MAX_WAIT_S
 
 
 class Hall:
     """The books and their two desks, and the waits around them."""
 
-    def __init__(self, books: Books, store: Store, shelf: Shelf, clock: Clock, lines: Lines) -> None:
+    def __init__(self, books: Books, store: Store, shelf: Shelf, seed: Seed, clock: Clock, lines: Lines) -> None:
         self.books = books
         self.config, self.events = books.config, books.events
         self.workers = WorkerDesk(books)
         self.learner = LearnerDesk(books)
         self.store = store
         self.shelf = shelf
+        self.seed = seed
         self.clock = clock
         self.lines = lines
         self.queue = LeaseQueue()
         self.ready = Wakeup()
         """The next batch may be formable."""
         self.news = Wakeup()
-        """A policy was published."""
+        """An object was published."""
+        self.anchors = Wakeup()
+        """An anchor may be due."""
         self.wait_reason = ""
         """Why the last lease was not granted."""
         self.rows_at = self.learner_at = clock.monotonic()
         """When rollouts, and the learner, last got on."""
         self.problem: Exception | None = None
         """What made the store fail: the program ends with it."""
+        self._told = {entry.root: self.rows_at for entry in shelf.catalogue()}
+        """When each object was last part of a worker's way; after a restart, any may be."""
         self._commits = 0
         self._unshown: deque[tuple[int, list[Operation]]] = deque()
 
@@ -79,6 +85,25 @@ class Hall:
                 if not self.workers.fruitless:
                     self.rows_at = now
         self.ready.notify()
+
+    async def spread(self, root: str) -> None:
+        """An object of a published version is on the shelf: let it go to the workers."""
+        await self.seed.publish(root)
+        self.news.notify()
+        self.anchors.notify()
+
+    def under_way(self, roots: Iterable[str]) -> None:
+        """Some worker brings these objects: they stay as long as it goes on saying so."""
+        self._told |= dict.fromkeys(roots, self.clock.monotonic())
+
+    async def prune(self) -> None:
+        """Let go of what nobody needs any more."""
+        now = self.clock.monotonic()
+        lately_s = self.config.coordinator.dead_after_s
+        self._told = {root: told_s for root, told_s in self._told.items() if now - told_s <= lately_s}
+        held = {worker.installed for worker in self.books.fleet.active() if worker.installed is not None}
+        for root in await self.shelf.prune(self.books.kept_policies(), held, set(self._told)):
+            await self.seed.withdraw(root)
 
 
 def bounded(wait_s: float) -> float:

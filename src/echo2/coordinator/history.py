@@ -35,6 +35,9 @@ class RunState(msgspec.Struct):
     cost_usd: float = 0.0
     idle_s: float = 0.0
     training_s: float = 0.0
+    publishes: int = 0
+    deltas: int = 0
+    """Publishes that were sent as deltas."""
     unattributed: int = 0
     groups_dropped: int = 0
     initial_weights_hash: str = ""

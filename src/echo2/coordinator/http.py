@@ -5,8 +5,8 @@ declared size are within the limits; the body is read by a deadline and decoded 
 wrong costs it an answer of one sentence and costs nobody else anything.
 
     POST /v1/<message>                        msgpack in, msgpack out; Enrol by join token, the rest by credential
-    GET  /v1/snapshots/<i>/<v>/object         one range of a published object
-    PUT  /v1/snapshots/<i>/<v>/object?offset= whole chunks of an offered object (learner)
+    GET  /v1/objects/<root>                   one range of a published object
+    PUT  /v1/objects/<root>?offset=           whole chunks of an offered object (learner)
     GET  /v1/assets/<name>   PUT …?blake3=    a model's small files (PUT: learner)
     GET  /metrics                             Prometheus text
     GET  /healthz   GET /ca.pem               open: alive; the run's CA certificate, to be checked against a fingerprint
@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -45,7 +44,7 @@ from echo2.transport.codec import (
     waiting_time,
 )
 from echo2.transport.messages import ROLES_OF, AssetFile, Enrol, Enrolled, Principal, Reply, Request, Role
-from echo2.types import Policy
+from echo2.transport.partial import is_root
 
 log = logging.getLogger("echo2.coordinator")
 
@@ -54,17 +53,16 @@ MAX_PIECE_BYTES = 64 * 1024 * 1024
 _READERS = frozenset({Role.WORKER, Role.LEARNER, Role.OPERATOR})
 _WRITERS = frozenset({Role.LEARNER})
 _MSGPACK = "application/msgpack"
-_NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
 
 
 class ServedShelf(Protocol):
     """The part of the shelf that moves bytes."""
 
-    def object_path(self, policy: Policy) -> Path | None: ...
+    def object_path(self, root: str) -> Path | None: ...
 
     def asset_path(self, name: str) -> Path | None: ...
 
-    async def write(self, policy: Policy, offset: int, data: bytes) -> int: ...
+    async def write(self, root: str, offset: int, data: bytes) -> int: ...
 
     async def write_asset(self, asset: AssetFile, data: bytes) -> None: ...
 
@@ -100,7 +98,6 @@ class _Answered(Exception):
 def build_app(service: Service, clock: Clock, limits: Limits = Limits(), ca_pem: bytes = b"") -> Starlette:  # noqa: B008
     """The ASGI application; ``ca_pem`` is served openly when TLS is on."""
     surface = _Surface(service, clock, limits)
-    snapshot = "/v1/snapshots/{incarnation}/{version}/object"
 
     async def healthz(_: HttpRequest) -> Response:
         return PlainTextResponse("ok\n")
@@ -109,8 +106,8 @@ def build_app(service: Service, clock: Clock, limits: Limits = Limits(), ca_pem:
         return Response(ca_pem, 200 if ca_pem else 404, media_type="application/x-pem-file")
 
     routes: list[tuple[str, str, _Endpoint]] = [
-        ("GET", snapshot, surface.get_object),
-        ("PUT", snapshot, surface.put_object),
+        ("GET", "/v1/objects/{root}", surface.get_object),
+        ("PUT", "/v1/objects/{root}", surface.put_object),
         ("GET", "/v1/assets/{name}", surface.get_asset),
         ("PUT", "/v1/assets/{name}", surface.put_asset),
         ("POST", "/v1/{tag}", surface.message),
@@ -148,16 +145,17 @@ class _Surface:
         return _reply(await (_while_connected(http, work) if wait_s else work))
 
     async def get_object(self, http: HttpRequest) -> Response:
-        principal = self._principal(http, _READERS, "downloading a snapshot")
-        return await self._file(http, principal, lambda: self._service.shelf.object_path(_policy(http)))
+        principal = self._principal(http, _READERS, "downloading an object")
+        return await self._file(http, principal, lambda: self._service.shelf.object_path(_root(http)))
 
     async def put_object(self, http: HttpRequest) -> Response:
-        self._principal(http, _WRITERS, "uploading a snapshot")
+        self._principal(http, _WRITERS, "uploading an object")
+        root = _root(http)
         offset = http.query_params.get("offset", "")
         if not (offset.isascii() and offset.isdigit() and len(offset) <= 16):
             raise Malformed(f"offset must be a number of bytes, got {offset[:32]!r}")
         data = await self._body(http, MAX_PIECE_BYTES)
-        return _reply(Received(await self._service.shelf.write(_policy(http), int(offset), data)))
+        return _reply(Received(await self._service.shelf.write(root, int(offset), data)))
 
     async def get_asset(self, http: HttpRequest) -> Response:
         principal = self._principal(http, _READERS, "downloading an asset")
@@ -277,13 +275,12 @@ def _reply(message: Reply | Received) -> Response:
     return Response(encode(message), media_type=_MSGPACK)
 
 
-def _policy(http: HttpRequest) -> Policy:
-    # Not left to the router: it turns digits of any length into a number, and Python refuses some with an error.
-    incarnation, version = str(http.path_params["incarnation"]), str(http.path_params["version"])
-    if not (_NUMBER.fullmatch(incarnation) and _NUMBER.fullmatch(version)):
-        message = f"a policy is two whole numbers, got {incarnation[:32]!r} and {version[:32]!r}"
+def _root(http: HttpRequest) -> str:
+    root = str(http.path_params["root"])
+    if not is_root(root):
+        message = f"an object is named by 64 lower-case hexadecimal digits, got {root[:80]!r}"
         raise _Answered(404, Malformed.__name__, message)
-    return Policy(int(incarnation), int(version))
+    return root
 
 
 def _address(http: HttpRequest) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import msgspec
 
 from echo2.broadcast.parse import parse_manifest
-from echo2.broadcast.signing import open_signed
 from echo2.coordinator.hall import Hall, bounded
 from echo2.data.groups import Batch
 from echo2.metrics import StepMetrics
@@ -18,9 +17,8 @@ from echo2.transport import messages as m
 
 
 class LearnerAnswers:
-    def __init__(self, hall: Hall, snapshot_public_key: bytes, last_metrics: StepMetrics | None) -> None:
+    def __init__(self, hall: Hall, last_metrics: StepMetrics | None) -> None:
         self.hall = hall
-        self._public_key = snapshot_public_key
         self.last_metrics = last_metrics
         """Line of the newest step."""
 
@@ -61,6 +59,7 @@ class LearnerAnswers:
         return m.BatchReply(found.step, found.digest, rows)
 
     async def report(self, peer_id: str, request: m.ReportStep) -> m.Reply:
+        self.hall.books.scoreboard.traffic = self.hall.seed.traffic()
         accepted, line = self.hall.learner.report(request, self.hall.clock.monotonic(), self.hall.clock.wall())
         self.last_metrics = line or self.last_metrics
         if accepted.stop:
@@ -84,17 +83,17 @@ class LearnerAnswers:
     async def offer(self, peer_id: str, request: m.OfferSnapshot) -> m.Reply:
         manifest = parse_manifest(request.manifest)
         self.hall.learner.check_offer(request.epoch, manifest)
-        return m.SnapshotOffer(await self.hall.shelf.offer(manifest))
+        received = await self.hall.shelf.offer(manifest)
+        return m.SnapshotOffer(0, send_raw=True) if received is None else m.SnapshotOffer(received)
 
     async def publish(self, peer_id: str, request: m.PublishSnapshot) -> m.Reply:
         self.hall.learner.check_publish(request.epoch, request.policy)
-        signed = await self.hall.shelf.finish(request.policy)
+        published = await self.hall.shelf.finish(request.policy, request.root)
         self.hall.learner.check_publish(request.epoch, request.policy)  # A newer learner may have attached meanwhile.
-        size = open_signed(signed, self._public_key).object_size
-        self.hall.learner.published(request.policy, size, self.hall.clock.monotonic())
+        self.hall.learner.published(published, self.hall.clock.monotonic())
         await self.hall.durable()
         self.hall.rows_at = self.hall.clock.monotonic()
         self.hall.pump()
-        self.hall.news.notify()
-        await self.hall.shelf.prune(self.hall.books.kept_policies())
+        await self.hall.spread(published.entry.root)
+        await self.hall.prune()
         return m.Done()

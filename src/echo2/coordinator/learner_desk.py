@@ -11,6 +11,7 @@ import math
 import msgspec
 
 from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.shelf import Published
 from echo2.coordinator import seat
 from echo2.coordinator.books import Books
 from echo2.coordinator.evaluation import Evaluation
@@ -19,7 +20,7 @@ from echo2.data.groups import Batch
 from echo2.errors import Refused
 from echo2.metrics import StepMetrics
 from echo2.transport.messages import Attach, Attached, ReportStep, StepAccepted
-from echo2.types import Policy
+from echo2.types import Policy, SnapshotKind
 
 SIZE_JUMP = 0.1
 """Share by which a snapshot may differ in size from the one before it without being remarked on: a silent change of
@@ -199,16 +200,20 @@ class LearnerDesk:
         if not self._may_publish(policy):
             raise Refused(f"policy {policy} is older than published {state.current}")
 
-    def published(self, policy: Policy, size: int, now: float) -> None:
-        """The snapshot of ``policy`` is durable and signed."""
-        books = self.books
+    def published(self, published: Published, now: float) -> None:
+        """The snapshot, and the object that it travels as, are durable and signed."""
+        books, policy = self.books, published.entry.policy
+        if policy != books.state.current:
+            books.state.publishes += 1
+            books.state.deltas += published.entry.kind is SnapshotKind.DELTA
         books.state.publish(policy)
-        before = books.scoreboard.snapshot_bytes
+        size, before = published.raw_bytes, books.scoreboard.snapshot_bytes
         if before and abs(size - before) > SIZE_JUMP * before:
             books.events.emit("snapshot_size_changed", policy=str(policy), bytes=size, bytes_before=before)
-        books.scoreboard.snapshot_bytes = size
+        books.scoreboard.published(published)
         books.publishing.visible(policy, now)
-        books.events.emit("published", policy=str(policy), bytes=size)
+        kind, sent = published.entry.kind.value, published.entry.size_bytes
+        books.events.emit("published", policy=str(policy), bytes=size, sent_as=kind, sent_bytes=sent)
         if books.evaluation is not None and books.evaluation.policy is None:
             books.evaluation.policy = policy
 

@@ -11,6 +11,7 @@ Invariant: no answer leaves before everything it rests on is durable (I3), and e
 Loops, all in one task group:
     watch     consumes time; waits for a heartbeat period; unblocked by the clock; produces lost leases, a reopened
               gate, and the sentence that ends a starved run
+    anchors   consumes publishes; waits for one after which an anchor is due; unblocked by a publish; produces anchors
     requests  (one task each, made by the shell) consume a message; wait at most ``MAX_WAIT_S``; unblocked by a change
               of gate, buffer or history; produce one reply
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 from echo2.broadcast.shelf import Shelf
 from echo2.config.root import Config
+from echo2.coordinator.anchors import keep_anchors
 from echo2.coordinator.books import Books
 from echo2.coordinator.ending import Ending
 from echo2.coordinator.enrolment import Registry
@@ -34,9 +36,9 @@ from echo2.coordinator.status import exposition, run_status
 from echo2.coordinator.watchdog import Progress, starved
 from echo2.coordinator.worker_answers import WorkerAnswers
 from echo2.data.cursor import PromptCursor
-from echo2.errors import Refused, Starved
+from echo2.errors import Refused, Starved, first_cause
 from echo2.metrics import StepMetrics
-from echo2.ports import Clock, EventLog, Ids, Store
+from echo2.ports import Clock, EventLog, Ids, Seed, Store
 from echo2.transport import messages as m
 from echo2.version import VERSION
 
@@ -57,6 +59,7 @@ class Coordinator:
         ids: Ids,
         events: EventLog,
         lines: Lines,
+        seed: Seed,
         *,
         run_id: str,
         snapshot_public_key: bytes = b"",
@@ -68,13 +71,13 @@ class Coordinator:
         self.ids = ids
         self.events = events
         self.books = Books(config, loaded, run_id, prompts, ids, events)
-        self.hall = Hall(self.books, store, shelf, clock, lines)
+        self.hall = Hall(self.books, store, shelf, seed, clock, lines)
         self.registry = Registry(loaded.tokens, loaded.peers)
         self.snapshot_public_key = snapshot_public_key
         self.done = asyncio.Event()
         """The run has ended in order."""
         self._to_workers = WorkerAnswers(self.hall, task_fingerprints or {})
-        self._to_learner = LearnerAnswers(self.hall, snapshot_public_key, newest(loaded))
+        self._to_learner = LearnerAnswers(self.hall, newest(loaded))
         if self._to_learner.last_metrics is not None:
             self.books.scoreboard.resume(self._to_learner.last_metrics)
         self._ending = Ending(self.books)
@@ -142,6 +145,15 @@ class Coordinator:
 
     async def run(self) -> None:
         """Watch until the run has ended in order. Raises Starved when nobody makes progress any more."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                anchors = group.create_task(keep_anchors(self.hall), name="anchors")
+                await self._watch()
+                anchors.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from errors
+
+    async def _watch(self) -> None:
         await self.hall.durable()
         while not self.done.is_set():
             due = self.clock.monotonic() + self.config.coordinator.heartbeat_s
@@ -189,6 +201,7 @@ class Coordinator:
         return {
             m.Hello: workers.hello,
             m.AwaitPolicy: workers.await_policy,
+            m.CertifyRelay: workers.certify,
             m.RequestLease: workers.lease,
             m.SubmitGroup: workers.submit,
             m.Heartbeat: workers.heartbeat,

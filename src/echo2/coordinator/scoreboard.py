@@ -9,11 +9,12 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
+from echo2.broadcast.shelf import Published
 from echo2.config.root import Config
 from echo2.coordinator.history import RunState
 from echo2.data.buffer import Buffer
 from echo2.data.groups import Row
-from echo2.metrics import StepMetrics
+from echo2.metrics import StepMetrics, Traffic
 from echo2.provisioning import capacity
 from echo2.types import RowState
 
@@ -29,6 +30,9 @@ class Scoreboard:
         """(task, reward) of rows judged since the last line."""
         self.t_bcast_s: float | None = None
         self.snapshot_bytes = 0
+        self.traffic = Traffic()
+        self._publish_bytes = 0
+        self._changed_share: float | None = None
         self._eval: tuple[int, float] | None = None
 
     def resume(self, last: StepMetrics) -> None:
@@ -36,6 +40,13 @@ class Scoreboard:
         self._train_times.append(last.t_train_s)
         self.t_bcast_s = last.t_bcast_s
         self.snapshot_bytes = last.snapshot_bytes
+        self._publish_bytes = last.publish_bytes
+        self._changed_share = last.changed_share
+
+    def published(self, published: Published) -> None:
+        self.snapshot_bytes = published.raw_bytes
+        self._publish_bytes = published.entry.size_bytes
+        self._changed_share = published.changed_share
 
     def judged(self, task: str, rewards: Sequence[float]) -> None:
         self._judged.extend((task, reward) for reward in rewards)
@@ -140,6 +151,14 @@ class Scoreboard:
             cost_usd=state.cost_usd,
             usd_per_h=usd_per_h,
             snapshot_bytes=self.snapshot_bytes,
+            publish_bytes=self._publish_bytes,
+            delta_share=state.deltas / state.publishes if state.publishes else None,
+            changed_share=self._changed_share,
+            t_bcast_predicted_s=self.traffic.predicted_s,
+            t_bcast_bound_s=self.traffic.bound_s,
+            seed_sent_bytes=self.traffic.seed_sent_bytes,
+            sent_bytes_by_node=self.traffic.sent_bytes_by_node,
+            reparentings=self.traffic.reparentings,
             learner=dict(learner),
             eval_version=evaluated[0] if evaluated else None,
             eval_reward=evaluated[1] if evaluated else None,

@@ -76,8 +76,8 @@ async def serve(
         listener.close()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises UserError naming the address and what stands against it."""
+def listen(host: str, port: int, key: str = "coordinator.port") -> socket.socket:
+    """A listening socket. Raises UserError naming the address, the port's key and what stands against it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -93,7 +93,7 @@ def listen(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise UserError(
-            f"coordinator.host and coordinator.port must be free to listen on, {host}:{port} is not "
+            f"coordinator.host and {key} must be free to listen on, {host}:{port} is not "
             f"({error.strerror}); choose another port, or 0 for any"
         ) from None
     return listener

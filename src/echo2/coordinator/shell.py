@@ -18,13 +18,14 @@ from typing import Any
 import msgspec
 
 from echo2.broadcast import signing
-from echo2.broadcast.shelf import DiskShelf
+from echo2.broadcast.disk_shelf import DiskShelf
 from echo2.config.root import Config
 from echo2.coordinator.files import FileEvents, FileLines
 from echo2.coordinator.http import build_app
 from echo2.coordinator.limits import Limits
 from echo2.coordinator.operations import Loaded, Operation
 from echo2.coordinator.program import Coordinator
+from echo2.coordinator.seed import RelaySeed, seed_client
 from echo2.coordinator.server import serve
 from echo2.coordinator.store import SqliteStore
 from echo2.data.cursor import PromptCursor
@@ -63,18 +64,30 @@ async def run_coordinator(folder: RunFolder) -> None:
         run_id = loaded.state.run_id if loaded.state else RandomIds().new("run")
         lines = FileLines(folder.root, config, run_id, loaded, events)
         try:
+            public = signing.public_key(key)
+            seed = RelaySeed(
+                seed_client(config, run_id, public, folder.root, events), shelf, folder.root / "keys", config
+            )
             coordinator = _DiskCoordinator(
-                config, store, loaded, shelf, prompts, SystemClock(), RandomIds(), events, lines,
-                run_id=run_id, snapshot_public_key=signing.public_key(key),
+                config, store, loaded, shelf, prompts, SystemClock(), RandomIds(), events, lines, seed,
+                run_id=run_id, snapshot_public_key=public,
                 task_fingerprints={task.name: task.fingerprint() for task, _ in tasks},
             )  # fmt: skip
-            await run_program(_serve(coordinator, folder, loaded, tls), coordinator.books.request_stop)
+            await run_program(_live(coordinator, seed, folder, loaded, tls), coordinator.books.request_stop)
         finally:
             lines.close()
     finally:
         store.close()
         shelf.close()
         events.close()
+
+
+async def _live(
+    coordinator: _DiskCoordinator, seed: RelaySeed, folder: RunFolder, loaded: Loaded, tls: ServerCertificate | None
+) -> None:
+    """The relay first: a worker that joins may ask for it at once."""
+    async with seed:
+        await _serve(coordinator, folder, loaded, tls)
 
 
 async def _serve(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from echo2.broadcast.catalogue import cheapest_path
 from echo2.coordinator.enrolment import check_tasks
 from echo2.coordinator.hall import Hall, bounded
 from echo2.transport import messages as m
-from echo2.types import Policy, Verdict
+from echo2.types import Verdict
 
 
 class WorkerAnswers:
@@ -33,16 +34,27 @@ class WorkerAnswers:
 
     async def await_policy(self, peer_id: str, request: m.AwaitPolicy) -> m.Reply:
         deadline = self.hall.clock.monotonic() + bounded(request.wait_s)
-        while not self._is_news(request.after):
+        self.hall.under_way(request.received)
+        while (path := self._path(request)) is None:
             if not await self.hall.news.wait(deadline - self.hall.clock.monotonic()):
-                return m.PolicyNews(self.hall.books.state.current, None)
-        current = self.hall.books.state.current
-        assert current is not None
-        return m.PolicyNews(current, await self.hall.shelf.signed_manifest(current))
+                break
+        gone = tuple(root for root in request.received if self.hall.shelf.signed(root) is None)
+        return m.PolicyNews(self.hall.books.state.current, path or (), gone)
 
-    def _is_news(self, after: Policy | None) -> bool:
+    def _path(self, request: m.AwaitPolicy) -> tuple[bytes, ...] | None:
+        """Signed manifests that bring the worker to the current policy; None when that is no news, or cannot be."""
         current = self.hall.books.state.current
-        return current is not None and (after is None or current > after)
+        if current is None or (request.after is not None and current <= request.after):
+            return None
+        entries = cheapest_path(self.hall.shelf.catalogue(), current, request.held, request.received)
+        if entries is None:
+            return None
+        self.hall.under_way(entry.root for entry in entries)
+        signed = [self.hall.shelf.signed(entry.root) for entry in entries]
+        return tuple(manifest for manifest in signed if manifest is not None)
+
+    async def certify(self, peer_id: str, request: m.CertifyRelay) -> m.Reply:
+        return await self.hall.seed.certify(peer_id, request.public_key_pem)
 
     async def lease(self, peer_id: str, request: m.RequestLease) -> m.Reply:
         now = self.hall.clock.monotonic()

@@ -26,8 +26,8 @@ from typing import TypeVar
 import msgspec
 
 from echo2.broadcast.manifest import Manifest
-from echo2.errors import DiskFull, Starved, TransportError, first_cause
-from echo2.ports import Clock, EventLog, Frozen, Learner, SnapshotSink, Transport
+from echo2.errors import DiskFull, IntegrityError, Refused, Starved, TransportError, first_cause
+from echo2.ports import Clock, EventLog, Frozen, Learner, SnapshotPacker, SnapshotSink, Transport
 from echo2.transport.messages import (
     MAX_WAIT_S,
     AckCheckpoint,
@@ -45,6 +45,7 @@ from echo2.transport.messages import (
     SnapshotOffer,
     StepAccepted,
 )
+from echo2.transport.partial import OBJECT_NAME
 from echo2.transport.patience import Backoff, Line, Recall, space_out
 from echo2.types import Policy
 
@@ -75,12 +76,14 @@ class LearnerProgram:
         transport: Transport,
         sink: SnapshotSink,
         learner: Learner,
+        packer: SnapshotPacker,
         clock: Clock,
         events: EventLog,
         options: LearnerOptions,
     ) -> None:
         self._sink = sink
         self._learner = learner
+        self._packer = packer
         self._clock = clock
         self._events = events
         self._options = options
@@ -191,6 +194,7 @@ class LearnerProgram:
         manifest, folder = await self._with_room(write)
         assert manifest.policy == policy, f"the snapshot is of {manifest.policy} and must be of {policy}"
         await self._send(manifest, folder)
+        await self._learner.discard_snapshots(KEPT_SNAPSHOTS)
 
     async def _make_durable(self, frozen: Frozen) -> None:
         if frozen.step > self._durable_step:
@@ -210,24 +214,47 @@ class LearnerProgram:
                 self._events.emit("disk_full", error=str(error))
                 await self._stop.pause(backoff.next_s())
 
-    async def _send(self, manifest: Manifest, folder: Path) -> None:
-        """Offer, upload what is missing, make visible."""
+    async def _send(self, raw: Manifest, folder: Path) -> None:
+        """Publish what changed since the last snapshot; the whole one where the coordinator cannot use that."""
+        delta = await self._packed(raw, folder)
+        if delta is not None and await self._upload(*delta):
+            try:
+                await self._make_visible(delta[0])
+                return
+            except IntegrityError as error:
+                self._events.emit("delta_refused", policy=str(raw.policy), error=str(error))
+        if not await self._upload(raw, folder / OBJECT_NAME):
+            raise Refused(f"the coordinator must take {raw.policy} as a whole and did not; update the older program")
+        await self._make_visible(raw)
+
+    async def _make_visible(self, sent: Manifest) -> None:
+        publish = PublishSnapshot(self._epoch, sent.policy, sent.object_root)
+        await self._line.call(publish, Done, patience=self._patience_s)
+        self._events.emit("published", policy=str(sent.policy), codec=sent.codec, bytes=sent.object_size)
+
+    async def _packed(self, raw: Manifest, folder: Path) -> tuple[Manifest, Path] | None:
+        try:
+            return await self._with_room(functools.partial(self._packer.delta, raw, folder))
+        except IntegrityError as error:  # The older snapshot is damaged; nothing is lost but bandwidth.
+            self._events.emit("delta_failed", policy=str(raw.policy), error=str(error))
+            return None
+
+    async def _upload(self, manifest: Manifest, path: Path) -> bool:
+        """Offer, upload what is missing. False when the coordinator wants the whole snapshot instead."""
         offer = OfferSnapshot(self._epoch, msgspec.json.encode(manifest))
         backoff = Backoff(self._jitter)
         while True:
-            received = (await self._line.call(offer, SnapshotOffer, patience=self._patience_s)).received_bytes
-            if received >= manifest.object_size:
-                break
+            answer = await self._line.call(offer, SnapshotOffer, patience=self._patience_s)
+            if answer.send_raw:
+                return False
+            if answer.received_bytes >= manifest.object_size:
+                return True
             try:
-                await self._sink.upload(manifest, folder, received)
+                await self._sink.upload(manifest, path, answer.received_bytes)
             except TransportError as error:
                 # What arrived is kept: the next offer says from where to go on.
                 self._events.emit("upload_lost", policy=str(manifest.policy), error=str(error))
                 await asyncio.sleep(backoff.next_s())
-        publish = PublishSnapshot(self._epoch, manifest.policy)
-        await self._line.call(publish, Done, patience=self._patience_s)
-        self._events.emit("published", policy=str(manifest.policy), bytes=manifest.object_size)
-        await self._learner.discard_snapshots(KEPT_SNAPSHOTS)
 
     async def _upload_asset(self, name: str, path: Path) -> None:
         backoff = Backoff(self._jitter)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from echo2.broadcast.changes import Changes, FindChanges, encode_changes
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.snapshot import RawTensor, write_snapshot
 from echo2.config.root import Config
@@ -22,6 +23,7 @@ from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.cursor import PromptCursor
 from echo2.data.registry import load_tasks
 from echo2.errors import ConfigError, Fenced
+from echo2.learner.packer import DiskPacker
 from echo2.learner.program import LearnerOptions, LearnerProgram
 from echo2.ports import EventLog
 from echo2.run.folder import RunFolder
@@ -96,7 +98,8 @@ class LearnerLife:
             give_up_after_s=config.workers.orphan_after_s,
             jitter_seed=self._seed,
         )
-        self._program = LearnerProgram(transport, transport, learner, self._clock, self._events, options)
+        packer = DiskPacker(_find_changes(config))
+        self._program = LearnerProgram(transport, transport, learner, packer, self._clock, self._events, options)
         return self._program
 
 
@@ -110,6 +113,19 @@ def _open(config: Config, root: Path, run_id: str) -> tuple[TorchLearner, dict[A
         config, root, run_id, resume=True, write_snapshot=_write_snapshot, gold=gold, model_dir=model_dir
     )
     return learner, {_asset(path): path for path in asset_paths(model_dir)}
+
+
+def _find_changes(config: Config) -> FindChanges:
+    """Beside a GPU that trains, the GPU compares: the host's memory is slower, and its cores have other work."""
+    from echo2.learning.policy_model import pick_device
+
+    device = pick_device(config.learning.device)
+    if device.type == "cpu":
+        return encode_changes
+    from echo2.learning.changes import TorchChanges
+
+    found = TorchChanges(device)
+    return lambda base, new: Changes(*found(base, new))
 
 
 def _write_snapshot(

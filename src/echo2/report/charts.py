@@ -62,6 +62,7 @@ def charts(lines: Lines, evals: Sequence[EvalRecord], staleness_budget: int | No
         _buffer(lines),
         _losses(lines),
         _length(lines),
+        *_travel(lines),
         *_learner(lines),
     ]
 
@@ -164,6 +165,7 @@ def _times(lines: Lines) -> Chart:
     def paint(axes: Axes) -> None:
         _line(axes, lines, lambda m: m.t_train_s, color=SERIES[0], label="T_train")
         _line(axes, lines, lambda m: m.t_bcast_s, color=SERIES[1], label="T_bcast")
+        _line(axes, lines, lambda m: m.t_bcast_predicted_s, color=SERIES[1], linestyle="--", label="transfer, planned")
         axes.set_ylim(bottom=0)
 
     caption = "A training step, and the way of a snapshot from the end of its step to most workers."
@@ -221,6 +223,30 @@ def _length(lines: Lines) -> Chart:
         axes.plot([], [], color=SERIES[1], linewidth=0.9, label="cut at the limit (right)")
 
     return Chart("Length", "Sampled tokens per trajectory of the batch.", draw(paint, unit="tokens"))
+
+
+def _travel(lines: Lines) -> list[Chart]:
+    """What a publish sends, and who sends it on; nothing of a run that measured neither."""
+    made = []
+    if any(m.publish_bytes for m in lines):
+
+        def paint_sizes(axes: Axes) -> None:
+            _line(axes, lines, lambda m: m.snapshot_bytes / 1e6, color=SERIES[0], label="snapshot")
+            _line(axes, lines, lambda m: m.publish_bytes / 1e6, color=SERIES[1], label="sent")
+            axes.set_yscale("log")
+
+        caption = "A snapshot, and the delta or anchor that its publish sent."
+        made.append(Chart("Size of a publish", caption, draw(paint_sizes, unit="MB")))
+    if any(m.seed_sent_bytes for m in lines):
+
+        def paint_senders(axes: Axes) -> None:
+            _line(axes, lines, lambda m: m.seed_sent_bytes / 1e6, color=SERIES[0], label="coordinator")
+            _line(axes, lines, lambda m: m.workers_sent_bytes / 1e6, color=SERIES[2], label="workers")
+            axes.set_ylim(bottom=0)
+
+        caption = "What the relays of coordinator and workers have sent."
+        made.append(Chart("Who carries snapshots", caption, draw(paint_senders, unit="MB, cumulative")))
+    return made
 
 
 def _statistic(name: str, line: StepMetrics) -> float | None:

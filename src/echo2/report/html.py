@@ -157,13 +157,36 @@ def _summary_table(run: RunFolder) -> Table:
         ("Staleness budget S", "unknown" if budget is None else str(budget)),
         ("T_train, median", f"{trains[len(trains) // 2]:.2f} s"),
         ("T_bcast, median", f"{bcasts[len(bcasts) // 2]:.2f} s" if bcasts else "not measured"),
-        ("Snapshot", f"{last.snapshot_bytes / 1e6:,.1f} MB"),
+        *_travel_rows(last),
     ]
     scored = [(line, line.reward_mean) for line in run.evals if line.reward_mean is not None]
     if scored:
         newest, reward = scored[-1]
         rows.append(("Held-out reward", f"{reward:.3f} at version {newest.version}, {newest.prompts} prompts"))
     return Table("Numbers", (), rows)
+
+
+def _travel_rows(last: StepMetrics) -> list[tuple[str, str]]:
+    """How snapshots reached the workers; what was not measured is left out."""
+    rows = [("Snapshot", megabytes(last.snapshot_bytes))]
+    if last.publish_bytes:
+        changed = "" if last.changed_share is None else f", {last.changed_share:.2%} of the elements changed"
+        rows.append(("… last sent as", megabytes(last.publish_bytes) + changed))
+    if last.delta_share is not None:
+        rows.append(("Publishes sent as deltas", f"{last.delta_share:.0%}"))
+    if last.t_bcast_predicted_s is not None and last.t_bcast_bound_s is not None:
+        plan, bound = last.t_bcast_predicted_s, last.t_bcast_bound_s
+        rows.append(("… newest transfer, planned", f"{plan:.2f} s, no plan under {bound:.2f} s"))
+    if last.seed_sent_bytes:
+        rows.append(("Sent by the coordinator's relay", megabytes(last.seed_sent_bytes)))
+        rows.append(("… by the workers' relays", megabytes(last.workers_sent_bytes)))
+    if last.reparentings:
+        rows.append(("Relays that turned to another parent", f"{last.reparentings:,}"))
+    return rows
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
 
 
 def _workers_table(workers: Iterable[Mapping[str, Any]]) -> Table:

@@ -34,7 +34,16 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
     ("length_mean", "reply_tokens", "Mean sampled tokens per trajectory of the last batch"),
     ("truncated_share", "truncated_ratio", "Share of the last batch cut at the token limit"),
     ("usd_per_h", "cost_usd_per_hour", "What an hour costs at the moment"),
-    ("snapshot_bytes", "snapshot_bytes", "Size of the newest published snapshot"),
+    (
+        "t_bcast_predicted_s",
+        "broadcast_predicted_seconds",
+        "When the relays' plan has the newest object at most workers",
+    ),
+    ("t_bcast_bound_s", "broadcast_bound_seconds", "No plan could be faster at the measured rates"),
+    ("snapshot_bytes", "snapshot_bytes", "Size of the newest published snapshot, decoded"),
+    ("publish_bytes", "publish_bytes", "Size of the object that the newest publish sent"),
+    ("delta_share", "delta_publishes_ratio", "Share of the publishes sent as deltas"),
+    ("changed_share", "changed_elements_ratio", "Share of elements that the newest delta changed"),
 )
 """(field of StepMetrics, metric name without prefix, help)."""
 
@@ -107,6 +116,16 @@ def _of_metrics(metrics: StepMetrics) -> Iterator[Metric]:
     for verdict, count in sorted(metrics.refused_by.items()):
         refused.add_metric([verdict], count)
     yield refused
+    yield CounterMetricFamily(
+        "echo2_relay_sent_bytes", "Sent by the coordinator's relay since it started", value=metrics.seed_sent_bytes
+    )
+    yield CounterMetricFamily(
+        "echo2_relay_reparentings", "Times a relay turned to another parent", value=metrics.reparentings
+    )
+    sent = CounterMetricFamily("echo2_worker_sent_bytes", "Sent by a worker's relay to others", labels=["worker"])
+    for worker, count in sorted(metrics.sent_bytes_by_node.items()):
+        sent.add_metric([worker], count)
+    yield sent
     learner = GaugeMetricFamily("echo2_learner", "The learner's statistics of the last step", labels=["statistic"])
     for statistic, value in sorted(metrics.learner.items()):
         learner.add_metric([statistic], value)

@@ -207,14 +207,17 @@ def scalars(metrics: StepMetrics) -> dict[str, float]:
 _SECTION_OF = {
     "reward": ("reward_mean", "reward_trained_mean", "eval_reward"),
     "staleness": ("staleness_min", "staleness_mean", "staleness_max", "staleness_bound", "staleness_bound_tight"),
-    "time": ("bubble_ratio", "idle_s", "t_train_s", "t_bcast_s", "elapsed_s"),
+    "time": (
+        "bubble_ratio", "idle_s", "t_train_s", "t_bcast_s", "t_bcast_predicted_s", "t_bcast_bound_s", "elapsed_s",
+    ),
     "pool": ("mu_pool_per_s", "mu_min_per_s", "workers_active"),
     "rows": ("generated", "trained", "expired", "refused", "buffered", "failed", "unattributed"),
     "groups": ("groups_dropped", "zero_variance_groups"),
     "length": ("length_mean", "truncated_share"),
     "cost": ("cost_usd", "usd_per_h"),
-    "snapshot": ("snapshot_bytes",),
-}
+    "snapshot": ("snapshot_bytes", "publish_bytes", "delta_share", "changed_share"),
+    "relay": ("seed_sent_bytes", "workers_sent_bytes", "reparentings"),
+}  # fmt: skip
 
 
 def _scalars(metrics: StepMetrics) -> Iterator[tuple[str, float]]:

@@ -8,18 +8,21 @@ fluid flows of at most 32 pieces through the coordinator's uplink and the peer's
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
 import msgspec
-from blake3 import blake3
 
 from echo2.broadcast.manifest import Manifest
-from echo2.errors import Echo2Error, IntegrityError, TransportError
-from echo2.simulation.memory import MemoryDisk, MemoryShelf
-from echo2.transport.messages import Principal, Reply, Request
-from echo2.transport.partial import folder_name
+from echo2.errors import Echo2Error, TransportError
+from echo2.metrics import Traffic
+from echo2.simulation.memory import MemoryDisk
+from echo2.simulation.shelf import MemoryShelf
+from echo2.simulation.snapshots import check_object
+from echo2.transport.messages import Principal, RelayCertificate, Reply, Request
+from echo2.types import Policy
 
 PIECES = 32
 """Most pieces of one fluid transfer."""
@@ -112,7 +115,7 @@ class VirtualLine:
 
     def __init__(
         self, desk: Desk, principal: Principal, link: LinkModel, random: Random, shelf: MemoryShelf,
-        uplink: Pipe, disk: MemoryDisk, snapshot_bytes: float,
+        uplink: Pipe, disk: MemoryDisk,
     ) -> None:  # fmt: skip
         self._desk = desk
         self._principal = principal
@@ -122,8 +125,9 @@ class VirtualLine:
         self._uplink = uplink
         self._own = Pipe(link.bytes_per_s)
         self._disk = disk
-        self._snapshot_bytes = snapshot_bytes
-        self._fetched: list[Path] = []
+        self._folder = Path("objects") / principal.peer_id
+        self._policies: dict[str, Policy] = {}
+        self._received: dict[str, int] = {}
         self.cut = False
         """Set to take this peer's line down."""
 
@@ -133,29 +137,34 @@ class VirtualLine:
         await self._cross(len(msgspec.msgpack.encode(reply)))
         return reply
 
-    async def fetch(self, manifest: Manifest, into: Path) -> Path:
+    async def bring(self, signed: bytes, manifest: Manifest) -> Path:
+        root, size = manifest.object_root, manifest.object_size
+        self._policies[root] = manifest.policy
+        for piece in range(self._received.get(root, 0) * PIECES // size, PIECES):
+            self._check_line()
+            await self._uplink.carry(size / PIECES)
+            await self._own.carry(size / PIECES)
+            self._received[root] = size * (piece + 1) // PIECES
+        data = self._shelf.object_bytes(root)
+        check_object(manifest, data)
+        path = self._folder / root
+        self._disk.write(path, data)
+        return path
+
+    def received(self) -> Mapping[str, int]:
+        return self._received
+
+    async def forget_before(self, policy: Policy) -> None:
+        for root in [root for root, named in self._policies.items() if named < policy]:
+            del self._policies[root]
+            self._received.pop(root, None)
+            self._disk.remove(self._folder / root)
+
+    async def upload(self, manifest: Manifest, path: Path, start: int) -> None:
         for _ in range(PIECES):
             self._check_line()
-            await self._uplink.carry(self._snapshot_bytes / PIECES)
-            await self._own.carry(self._snapshot_bytes / PIECES)
-        data = self._shelf.object_bytes(manifest.policy)
-        if blake3(data).hexdigest() != manifest.object_root:
-            raise IntegrityError(f"snapshot {manifest.policy} does not hash to its manifest")
-        folder = into / folder_name(manifest.policy)
-        self._disk.write(folder, data)
-        self._fetched.append(folder)
-        self._disk.keep_newest(self._fetched, 2)
-        return folder
-
-    async def fetch_asset(self, name: str, size: int, blake3: str, into: Path) -> Path:
-        await self._cross(size)
-        return into / name
-
-    async def upload(self, manifest: Manifest, folder: Path, start: int) -> None:
-        for _ in range(PIECES):
-            self._check_line()
-            await self._own.carry(self._snapshot_bytes / PIECES)
-        await self._shelf.write(manifest.policy, start, self._disk.read(folder)[start:])
+            await self._own.carry(manifest.object_size / PIECES)
+        await self._shelf.write(manifest.object_root, start, self._disk.read(path))
 
     async def upload_asset(self, name: str, path: Path) -> None:
         raise TransportError(f"a modelled learner has no asset {name}")
@@ -172,3 +181,17 @@ class VirtualLine:
             await asyncio.sleep(OUTAGE_DELAY_S)
             raise TransportError(f"no answer over the line of {self._principal.peer_id}")
         await asyncio.sleep(delay_s + nbytes / self._link.bytes_per_s)
+
+
+class NoRelays:
+    """``ports.Seed`` of a run whose objects all come from the coordinator itself."""
+
+    async def publish(self, root: str) -> None: ...
+
+    async def withdraw(self, root: str) -> None: ...
+
+    async def certify(self, peer_id: str, public_key_pem: bytes) -> RelayCertificate:
+        return RelayCertificate(b"", b"", "", 0)
+
+    def traffic(self) -> Traffic:
+        return Traffic()

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from blake3 import blake3
 
-from echo2.broadcast.manifest import Manifest
-from echo2.broadcast.parse import encode_manifest
-from echo2.broadcast.signing import encode_signed, sign
 from echo2.coordinator.history import RunState
 from echo2.coordinator.operations import (
     AssetsPut,
@@ -44,9 +40,8 @@ from echo2.data.groups import (
     RowPut,
     RowsMoved,
 )
-from echo2.errors import IntegrityError, Refused
 from echo2.transport.messages import AssetFile
-from echo2.types import Policy, RowState
+from echo2.types import RowState
 
 T = TypeVar("T")
 
@@ -171,81 +166,25 @@ class MemorySpool:
         return list(self._kept.items())
 
 
-class MemoryShelf:
-    """The coordinator's shelf of snapshots: the same checks as on disk, over small objects."""
-
-    def __init__(self, private_key: bytes) -> None:
-        self._private_key = private_key
-        self._offered: dict[Policy, Manifest] = {}
-        self._objects: dict[Policy, bytes] = {}
-        self._signed: dict[Policy, bytes] = {}
-        self._assets: dict[str, tuple[str, bytes]] = {}
-
-    def object_bytes(self, policy: Policy) -> bytes:
-        """The whole object of a published snapshot. Raises Refused when it is not (any more) on the shelf."""
-        if policy not in self._signed:
-            raise Refused(f"snapshot {policy} is not on the shelf")
-        return self._objects[policy]
-
-    async def offer(self, manifest: Manifest) -> int:
-        known = self._offered.get(manifest.policy)
-        if known is not None and known.object_root != manifest.object_root and manifest.policy in self._signed:
-            raise Refused(f"policy {manifest.policy} was published with other bytes")
-        if known is None or known.object_root != manifest.object_root:
-            self._offered[manifest.policy] = manifest
-            self._objects[manifest.policy] = b""
-        return len(self._objects[manifest.policy])
-
-    async def write(self, policy: Policy, offset: int, data: bytes) -> int:
-        held = self._objects[policy]
-        if offset != len(held):
-            raise Refused(f"the next byte of {policy} is {len(held)}, got {offset}")
-        self._objects[policy] = held + data
-        return len(self._objects[policy])
-
-    async def finish(self, policy: Policy) -> bytes:
-        manifest, data = self._offered[policy], self._objects[policy]
-        if blake3(data).hexdigest() != manifest.object_root:
-            raise IntegrityError(f"the bytes of {policy} do not hash to its manifest")
-        self._signed[policy] = encode_signed(sign(encode_manifest(manifest), self._private_key))
-        return self._signed[policy]
-
-    async def signed_manifest(self, policy: Policy) -> bytes | None:
-        return self._signed.get(policy)
-
-    async def published(self) -> list[Policy]:
-        return sorted(self._signed)
-
-    async def prune(self, keep: Set[Policy]) -> None:
-        for policy in [policy for policy in self._signed if policy not in keep]:
-            for shelf in (self._offered, self._objects, self._signed):
-                del shelf[policy]
-
-    async def missing_assets(self, assets: Sequence[AssetFile]) -> tuple[str, ...]:
-        return tuple(a.name for a in assets if self._assets.get(a.name, ("", b""))[0] != a.blake3)
-
-    async def write_asset(self, asset: AssetFile, data: bytes) -> None:
-        if blake3(data).hexdigest() != asset.blake3:
-            raise IntegrityError(f"asset {asset.name} does not hash to its description")
-        self._assets[asset.name] = (asset.blake3, data)
-
-
 class MemoryDisk:
-    """Snapshot objects by folder, for the learner and the workers of a world."""
+    """Files by path, of all the programs of a world."""
 
     def __init__(self) -> None:
-        self._objects: dict[Path, bytes] = {}
+        self._files: dict[Path, bytes] = {}
 
-    def write(self, folder: Path, data: bytes) -> None:
-        self._objects[folder] = data
+    def write(self, path: Path, data: bytes) -> None:
+        self._files[path] = data
 
-    def read(self, folder: Path) -> bytes:
-        return self._objects[folder]
+    def read(self, path: Path) -> bytes:
+        """Raises FileNotFoundError."""
+        if path not in self._files:
+            raise FileNotFoundError(path)
+        return self._files[path]
 
-    def keep_newest(self, folders: Sequence[Path], keep: int) -> None:
-        for folder in list(folders)[: max(0, len(folders) - keep)]:
-            self._objects.pop(folder, None)
+    def folders(self, name: str, parent: Path) -> list[Path]:
+        """Folders in ``parent`` that hold a file of that name."""
+        return sorted(path.parent for path in self._files if path.name == name and path.parent.parent == parent)
 
-    @property
-    def contents(self) -> Mapping[Path, bytes]:
-        return self._objects
+    def remove(self, place: Path) -> None:
+        """A file, or a folder with all that is in it."""
+        self._files = {path: data for path, data in self._files.items() if path != place and place not in path.parents}

@@ -14,17 +14,16 @@ from random import Random
 import msgspec
 from blake3 import blake3
 
-from echo2.broadcast.layout import TensorShape, header_bytes
-from echo2.broadcast.manifest import Manifest, TensorEntry
-from echo2.broadcast.parse import roots_of
+from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.parse import encode_manifest
 from echo2.ports import Frozen
 from echo2.simulation.memory import MemoryDisk
+from echo2.simulation.snapshots import modelled_snapshot, read_manifest
 from echo2.transport.messages import BatchReply
-from echo2.transport.partial import folder_name
-from echo2.types import Policy, SnapshotKind
+from echo2.transport.partial import MANIFEST_NAME, OBJECT_NAME, folder_name
+from echo2.types import Policy
 
-DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-CHUNK_BYTES = 1024
+FOLDER = Path("learner")
 
 
 class LearnerModel(msgspec.Struct, frozen=True):
@@ -34,6 +33,7 @@ class LearnerModel(msgspec.Struct, frozen=True):
     """Log-normal sigma of that time."""
     checkpoint_s: float = 1.0
     snapshot_s: float = 0.5
+    snapshot_bytes: float = 100e6
 
 
 class LearnerDisk(msgspec.Struct):
@@ -65,7 +65,6 @@ class ModelledLearner:
         self._step = durable.step
         self._digest = durable.digest
         self.weights = durable.weights
-        self._folders: list[Path] = []
 
     @property
     def step(self) -> int:
@@ -95,10 +94,11 @@ class ModelledLearner:
         kept = await self._held(frozen)
         policy = Policy(incarnation, kept.step)
         await asyncio.sleep(self._model.snapshot_s)
-        manifest, data = small_snapshot(self._run_id, policy, self._dtype, kept.weights)
-        folder = Path("learner") / folder_name(policy)
-        self._disk.write(folder, data)
-        self._folders.append(folder)
+        size = self._model.snapshot_bytes
+        manifest, data = modelled_snapshot(self._run_id, policy, self._dtype, kept.weights, size)
+        folder = FOLDER / folder_name(policy)
+        self._disk.write(folder / OBJECT_NAME, data)
+        self._disk.write(folder / MANIFEST_NAME, encode_manifest(manifest))
         return manifest, folder
 
     async def _held(self, frozen: Frozen | None) -> FrozenModel:
@@ -108,30 +108,7 @@ class ModelledLearner:
         return frozen
 
     async def discard_snapshots(self, keep: int) -> None:
-        self._disk.keep_newest(self._folders, keep)
-
-
-def small_snapshot(run_id: str, policy: Policy, dtype: str, content: str) -> tuple[Manifest, bytes]:
-    """A true snapshot of one small tensor that holds ``content``: every check of the real format applies to it."""
-    raw = content.encode().ljust(128, b"\0")[:128]
-    width = 4 if dtype == "float32" else 2
-    shape = TensorShape("weights", DTYPE_NAMES[dtype], (len(raw) // width,))
-    entry = TensorEntry(shape.name, shape.dtype, shape.shape, shape.nbytes, blake3(raw).hexdigest())
-    data = header_bytes([shape]) + raw
-    manifest = Manifest(
-        run_id=run_id,
-        policy=policy,
-        kind=SnapshotKind.ANCHOR,
-        base=None,
-        base_root="",
-        codec="raw",
-        object_size=len(data),
-        object_root=blake3(data).hexdigest(),
-        chunk_size=CHUNK_BYTES,
-        chunks=tuple(blake3(data[i : i + CHUNK_BYTES]).hexdigest() for i in range(0, len(data), CHUNK_BYTES)),
-        decoded_root=roots_of([entry]),
-        tensors=(entry,),
-        aliases={},
-        dtype=dtype,
-    )
-    return manifest, data
+        found = self._disk.folders(MANIFEST_NAME, FOLDER)
+        found.sort(key=lambda folder: read_manifest(self._disk, folder).policy)
+        for folder in found[: max(0, len(found) - keep)]:
+            self._disk.remove(folder)

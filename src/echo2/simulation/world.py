@@ -5,7 +5,7 @@ and started again at any moment; what they wrote to their disks is all that is l
 
     World ─┬─ Desk ◀── VirtualLine ── LearnerProgram(ModelledLearner)
            ├─ Coordinator(MemoryStore, MemoryShelf)
-           └─ Desk ◀── VirtualLine ── Worker(scripted engine, MemorySpool) × n
+           └─ Desk ◀── VirtualLine ── Worker(scripted engine, MemoryStock, MemorySpool) × n
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from echo2.learner.program import LearnerOptions, LearnerProgram
 from echo2.metrics import StepMetrics
 from echo2.rollout.engines.scripted import ScriptedEngine
 from echo2.simulation.clock import CountedIds, Skew, VirtualClock
-from echo2.simulation.links import Desk, LinkModel, Pipe, VirtualLine
+from echo2.simulation.links import Desk, LinkModel, NoRelays, Pipe, VirtualLine
 from echo2.simulation.loop import run_virtual
-from echo2.simulation.memory import MemoryDisk, MemoryShelf, MemorySpool, MemoryStore
+from echo2.simulation.memory import MemoryDisk, MemorySpool, MemoryStore
 from echo2.simulation.models import LearnerDisk, LearnerModel, ModelledLearner
 from echo2.simulation.record import RecordedEvents
+from echo2.simulation.shelf import MemoryShelf
+from echo2.simulation.snapshots import MemoryStock, ModelledPacker
 from echo2.transport.messages import Principal, Role
 from echo2.worker.installer import SnapshotTerms
 from echo2.worker.program import Worker, WorkerOptions
@@ -64,7 +66,8 @@ class WorldModel(msgspec.Struct, frozen=True):
     learner_link: LinkModel = LinkModel(latency_s=0.001, bytes_per_s=1.25e9)
     uplink_bytes_per_s: float = 125e6
     """The coordinator's egress, shared by all downloads."""
-    snapshot_bytes: float = 100e6
+    delta_bytes: float = 2e6
+    """Size of every delta; 0 for none, so that each publish is a whole snapshot (``learner.snapshot_bytes``)."""
     commit_s: float = 0.002
     home_skew_s: Skew = 0.0
     """How wrong the wall clock of coordinator and learner is."""
@@ -175,7 +178,7 @@ class World:
         weighted = [(tasks[section.name], section.weight) for section in self.config.tasks]
         coordinator = Coordinator(
             self.config, self.store, await self.store.load(), self.shelf, PromptCursor(weighted, self.config.run.seed),
-            VirtualClock(self.model.home_skew_s), self._ids, self.events.of(COORDINATOR), self.lines,
+            VirtualClock(self.model.home_skew_s), self._ids, self.events.of(COORDINATOR), self.lines, NoRelays(),
             run_id=RUN_ID, snapshot_public_key=public_key(PRIVATE_KEY),
         )  # fmt: skip
         self.programs[COORDINATOR] = coordinator
@@ -190,6 +193,7 @@ class World:
         dtype = self.config.model.snapshot_dtype
         random = self._random(LEARNER)
         learner = ModelledLearner(self.model.learner, RUN_ID, dtype, self.learner_disk, self.disk, random)
+        packer = ModelledPacker(self.disk, self.model.delta_bytes)
         line = self._line(LEARNER, Role.LEARNER, self.model.learner_link)
         options = LearnerOptions(
             run_id=RUN_ID,
@@ -200,7 +204,7 @@ class World:
         )
         events = self.events.of(LEARNER)
         clock = VirtualClock(self.model.home_skew_s)
-        program = self.programs[LEARNER] = LearnerProgram(line, line, learner, clock, events, options)
+        program = self.programs[LEARNER] = LearnerProgram(line, line, learner, packer, clock, events, options)
         await program.run()
 
     async def _worker(self, model: WorkerModel) -> None:
@@ -212,25 +216,23 @@ class World:
         )
         tasks = load_tasks(config.tasks)
         options = WorkerOptions(
-            snapshots=SnapshotTerms(
-                RUN_ID, public_key(PRIVATE_KEY), config.model.snapshot_dtype, Path("workers") / model.name
-            ),
+            snapshots=SnapshotTerms(RUN_ID, public_key(PRIVATE_KEY), config.model.snapshot_dtype),
             heartbeat_s=config.coordinator.heartbeat_s,
             concurrent_groups=config.rollout.concurrent_groups,
             orphan_after_s=config.workers.orphan_after_s,
             thinking=config.rollout.thinking,
             jitter_seed=self._random(model.name).getrandbits(32),
         )
+        stock = MemoryStock(self.disk, Path("workers") / model.name)
         worker = self.programs[model.name] = Worker(
-            line, line, engine, tasks, ByteChat(), self.spools[model.name], VirtualClock(model.clock_skew_s),
+            line, line, stock, engine, tasks, ByteChat(), self.spools[model.name], VirtualClock(model.clock_skew_s),
             self.events.of(model.name), options,
         )  # fmt: skip
         await worker.run()
 
     def _line(self, name: str, role: Role, link: LinkModel) -> VirtualLine:
         line = self.links[name] = VirtualLine(
-            self.desk, Principal(role, name), link, self._random(f"line {name}"), self.shelf, self.uplink, self.disk,
-            self.model.snapshot_bytes,
+            self.desk, Principal(role, name), link, self._random(f"line {name}"), self.shelf, self.uplink, self.disk
         )  # fmt: skip
         return line
 

@@ -1,7 +1,7 @@
 """A program's line to its coordinator over HTTP.
 
-Invariant (I6): ``fetch`` returns a folder only when every byte in it was compared with the manifest; what an
-interrupted fetch leaves is continued, and never looks complete. Retrying is the caller's business.
+Invariant (I6): ``fetch_object`` stores no chunk that was not compared with the manifest, and asks for none that is
+there already, so what an earlier try or a relay left is continued. Retrying is the caller's business.
 """
 
 from __future__ import annotations
@@ -10,31 +10,21 @@ import asyncio
 import os
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import msgspec
 from blake3 import blake3
 
-from echo2.durable import publish_folder, room_for, write_file
+from echo2.durable import write_file
 from echo2.errors import IntegrityError, TransportError, Unauthorised
 from echo2.transport.assets import check_asset
 from echo2.transport.codec import Busy, Received, decode_reply, encode, tag_of, waiting_time
 from echo2.transport.credential import load_credential, store_credential
 from echo2.transport.join import JoinString
 from echo2.transport.messages import PROTOCOL_VERSION, AssetFile, Enrol, Enrolled, Reply, Request, RequestBatch
-from echo2.transport.partial import (
-    MANIFEST_NAME,
-    OBJECT_NAME,
-    PARTIAL,
-    PartialObject,
-    folder_name,
-    object_is_whole,
-)
+from echo2.transport.partial import ObjectDescription, ObjectFile, missing_runs
 from echo2.transport.wire import Deadlines, Wire
 from echo2.version import VERSION
-
-if TYPE_CHECKING:
-    from echo2.broadcast.manifest import Manifest
 
 MAX_REPLY_BYTES = 48 * 1024 * 1024
 """Any reply but a batch; a signed manifest is the largest of them."""
@@ -51,7 +41,7 @@ BUSY_PAUSE_S = 2.0
 
 
 class HttpTransport:
-    """Transport, SnapshotSource and SnapshotSink of one enrolled program. Close it in the loop that used it."""
+    """Transport and SnapshotSink of one enrolled program, and its downloads. Close it in the loop that used it."""
 
     def __init__(self, join: JoinString, credential_path: Path, deadlines: Deadlines = Deadlines()) -> None:  # noqa: B008
         self._join = join
@@ -94,32 +84,22 @@ class HttpTransport:
         body = await self._wire.exchange("POST", path, encode(request), cap=cap, wait_s=waiting_time(request))
         return decode_reply(type(request), body)
 
-    async def fetch(self, manifest: Manifest, into: Path) -> Path:
-        """Bring the snapshot to ``into``/<incarnation>.<version>, which holds object and manifest; return that folder.
+    async def fetch_object(self, manifest: ObjectDescription, file: ObjectFile) -> None:
+        """Bring the object's chunks that ``file`` lacks, and make the file durable.
 
-        Continues what an earlier call left. Raises TransportError, Refused when the version is no longer on the shelf
-        (ask for the current one), IntegrityError for wrong bytes (nothing of them is kept), DiskFull.
+        Raises TransportError, Refused when the object is no longer on the shelf (ask for the current path),
+        IntegrityError for wrong bytes (nothing of them is kept), DiskFull; right chunks stay in the file.
         """
-        final = into / folder_name(manifest.policy)
-        if (final / MANIFEST_NAME).exists() and await asyncio.to_thread(object_is_whole, final / OBJECT_NAME, manifest):
-            return final
-        partial = final.with_name(final.name + PARTIAL)
-        with room_for(partial):
-            partial.mkdir(parents=True, exist_ok=True)
-        download = await asyncio.to_thread(PartialObject, partial / OBJECT_NAME, manifest)
+        lacking = sum(len(run) for run in missing_runs(file, len(manifest.chunks), len(manifest.chunks)))
         try:
-            async with asyncio.timeout(self._deadlines.transfer_s(manifest.object_size - download.received)):
-                await self._fetch_rest(manifest, download)
-            await asyncio.to_thread(download.seal)
+            async with asyncio.timeout(self._deadlines.transfer_s(lacking * manifest.chunk_size)):
+                await self._fetch_missing(manifest, file)
         except TimeoutError:
             raise TransportError(
-                f"snapshot {manifest.policy} must come faster than {self._deadlines.min_rate_bytes_per_s:.0f} bytes/s; "
-                f"{download.received} of {manifest.object_size} bytes are here and will be continued"
+                f"an object of {manifest.policy} must come faster than {self._deadlines.min_rate_bytes_per_s:.0f} "
+                "bytes/s; what is here will be continued"
             ) from None
-        finally:
-            download.close()
-        await asyncio.to_thread(_complete, manifest, partial, final)
-        return final
+        await asyncio.to_thread(file.seal)
 
     async def fetch_asset(self, name: str, size: int, blake3: str, into: Path) -> Path:
         """Bring one small file to ``into``/``name``. Raises Malformed for an unfit name, IntegrityError, DiskFull."""
@@ -134,18 +114,18 @@ class HttpTransport:
         await asyncio.to_thread(_write_asset, path, data)
         return path
 
-    async def upload(self, manifest: Manifest, folder: Path, start: int) -> None:
+    async def upload(self, manifest: ObjectDescription, path: Path, start: int) -> None:
         """Send the object's bytes from offset ``start``, which is what the reply to the offer said."""
-        piece_bytes = _whole_chunks(FIRST_PIECE_BYTES, manifest.chunk_size)
-        path = _object_path(manifest)
-        descriptor = await asyncio.to_thread(os.open, folder / OBJECT_NAME, os.O_RDONLY)
+        piece_bytes = _whole_chunks(FIRST_PIECE_BYTES, manifest.chunk_size) * manifest.chunk_size
+        descriptor = await asyncio.to_thread(os.open, path, os.O_RDONLY)
         try:
             while start < manifest.object_size:
                 piece = await asyncio.to_thread(os.pread, descriptor, piece_bytes, start)
-                reply = await self._wire.exchange("PUT", f"{path}?offset={start}", piece, cap=1024)
+                target = f"{_object_path(manifest)}?offset={start}"
+                reply = await self._wire.exchange("PUT", target, piece, cap=1024)
                 received = msgspec.msgpack.decode(reply, type=Received).received_bytes
                 if received <= start:
-                    raise TransportError(f"the upload of snapshot {manifest.policy} makes no progress at {start}")
+                    raise TransportError(f"the upload of an object of {manifest.policy} makes no progress at {start}")
                 start = received
         finally:
             os.close(descriptor)
@@ -157,47 +137,53 @@ class HttpTransport:
         check_asset(asset)
         await self._wire.exchange("PUT", f"/v1/assets/{name}?blake3={asset.blake3}", data, cap=1024)
 
-    async def _fetch_rest(self, manifest: Manifest, download: PartialObject) -> None:
+    async def _fetch_missing(self, manifest: ObjectDescription, file: ObjectFile) -> None:
         loop = asyncio.get_running_loop()
-        piece_bytes = _whole_chunks(FIRST_PIECE_BYTES, manifest.chunk_size)
-        while download.received < manifest.object_size:
-            began, before = loop.time(), download.received
-            end = min(before + piece_bytes, manifest.object_size)
+        most = _whole_chunks(FIRST_PIECE_BYTES, manifest.chunk_size)
+        while (run := next(missing_runs(file, len(manifest.chunks), most), None)) is not None:
+            began = loop.time()
             try:
-                await self._fetch_piece(manifest, download, end)
+                await self._fetch_run(manifest, file, run)
             except Busy:
                 await asyncio.sleep(random.uniform(0.5, 1.5) * BUSY_PAUSE_S)
                 continue
-            rate = (download.received - before) / max(loop.time() - began, 1e-3)
-            piece_bytes = _whole_chunks(min(rate * PIECE_S, MAX_PIECE_BYTES), manifest.chunk_size)
+            rate = len(run) * manifest.chunk_size / max(loop.time() - began, 1e-3)
+            most = _whole_chunks(min(rate * PIECE_S, MAX_PIECE_BYTES), manifest.chunk_size)
 
-    async def _fetch_piece(self, manifest: Manifest, download: PartialObject, end: int) -> None:
-        """Bytes from ``download.received`` to ``end``; each block has a deadline of its own (H01)."""
-        wanted = {"Range": f"bytes={download.received}-{end - 1}"}
+    async def _fetch_run(self, manifest: ObjectDescription, file: ObjectFile, run: range) -> None:
+        """Neighbouring chunks in one answer; each block of them has a deadline of its own (H01)."""
+        first = run.start * manifest.chunk_size
+        end = min(run.stop * manifest.chunk_size, manifest.object_size)
+        wanted = {"Range": f"bytes={first}-{end - 1}"}
         async with self._wire.answer("GET", _object_path(manifest), headers=wanted) as response:
             told = response.headers.get("Content-Range", "")
-            if response.status != 206 or told != f"bytes {download.received}-{end - 1}/{manifest.object_size}":
-                raise IntegrityError(f"snapshot {manifest.policy}: asked for {wanted['Range']}, got {told[:80]!r}")
-            block_bytes = _whole_chunks(BLOCK_BYTES, manifest.chunk_size)
-            while download.received < end:
-                length = min(block_bytes, end - download.received)
+            if response.status != 206 or told != f"bytes {first}-{end - 1}/{manifest.object_size}":
+                raise IntegrityError(f"object of {manifest.policy}: asked for {wanted['Range']}, got {told[:80]!r}")
+            step = _whole_chunks(BLOCK_BYTES, manifest.chunk_size)
+            for number in range(run.start, run.stop, step):
+                length = min((number + step) * manifest.chunk_size, end) - number * manifest.chunk_size
                 async with asyncio.timeout(self._deadlines.transfer_s(length)):
                     block = await response.content.readexactly(length)
-                await asyncio.to_thread(download.append, block)
+                await asyncio.to_thread(_store, manifest, file, number, block)
 
 
-def _object_path(manifest: Manifest) -> str:
-    return f"/v1/snapshots/{manifest.policy.incarnation}/{manifest.policy.version}/object"
+def _object_path(manifest: ObjectDescription) -> str:
+    return f"/v1/objects/{manifest.object_root}"
 
 
 def _whole_chunks(nbytes: float, chunk_size: int) -> int:
-    """At least one chunk, else the whole chunks within ``nbytes``."""
-    return max(int(nbytes) // chunk_size, 1) * chunk_size
+    """At least one chunk, else how many chunks fit into ``nbytes``."""
+    return max(int(nbytes) // chunk_size, 1)
 
 
-def _complete(manifest: Manifest, partial: Path, final: Path) -> None:
-    write_file(partial / MANIFEST_NAME, msgspec.json.encode(manifest))
-    publish_folder(partial, final)
+def _store(manifest: ObjectDescription, file: ObjectFile, first: int, block: bytes) -> None:
+    """The chunks of ``block``, from number ``first`` on. Raises IntegrityError at the first wrong one."""
+    view = memoryview(block)
+    for number in range(first, first - (-len(view) // manifest.chunk_size)):
+        chunk, view = view[: manifest.chunk_size], view[manifest.chunk_size :]
+        if not file.right(number, chunk):
+            raise IntegrityError(f"object of {manifest.policy}: chunk {number} is not what the manifest says")
+        file.put(number, chunk)
 
 
 def _write_asset(path: Path, data: bytes) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from echo2.types import Natural, Policy, Prompt, RowStatus, Sampling, Verdict
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_GROUP_ROWS = 4096
 """Rows of one submission: far more than a group has, few enough to cost nothing."""
 MAX_WAIT_S = 30.0
@@ -25,6 +25,10 @@ MAX_SECONDS = 1e9
 """Longest time that anybody may claim to have measured: thirty years."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 """A measured time: never negative, infinite or not a number."""
+Root = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern="^[0-9a-f]{64}$")]
+"""An object's name: blake3 of its bytes, hexadecimal."""
+MAX_HELD = 64
+"""Snapshots, and objects under way, that a worker may tell of."""
 
 
 class Role(StrEnum):
@@ -103,12 +107,35 @@ class AwaitPolicy(Request, frozen=True):
 
     after: Policy | None
     wait_s: float
+    held: Annotated[tuple[Policy, ...], msgspec.Meta(max_length=MAX_HELD)] = ()
+    """Policies whose verified snapshots lie on the worker's disk: deltas apply to them."""
+    received: Annotated[dict[Root, Natural], msgspec.Meta(max_length=MAX_HELD)] = {}
+    """Bytes that are here already of objects that are not whole yet."""
 
 
 class PolicyNews(Reply, frozen=True):
     current: Policy | None
-    manifest: bytes | None
-    """Signed manifest bytes of ``current``; None when there is nothing newer."""
+    path: tuple[bytes, ...] = ()
+    """Signed manifests of the objects that bring the worker from what it holds to ``current``, in the order in which
+    they apply; empty when it holds ``current``, and when there is nothing newer."""
+    gone: tuple[Root, ...] = ()
+    """Objects that the worker is receiving and that are not to be had any more."""
+
+
+class CertifyRelay(Request, frozen=True):
+    """A worker asks for the certificate under which other relays know it."""
+
+    public_key_pem: Annotated[bytes, msgspec.Meta(max_length=4096)]
+
+
+class RelayCertificate(Reply, frozen=True):
+    certificate_pem: bytes
+    authority_pem: bytes
+    """Of the run: whoever it certified may be talked to."""
+    seed_host: str
+    """Where the seed is dialled; empty for the host at which the coordinator is."""
+    seed_port: int
+    """0: the run has no relays, objects come over HTTP."""
 
 
 class RequestLease(Request, frozen=True):
@@ -260,7 +287,7 @@ class AckCheckpoint(Request, frozen=True):
 
 
 class OfferSnapshot(Request, frozen=True):
-    """Announce a snapshot for upload: manifest as JSON bytes, unsigned; the reply says which ranges are missing."""
+    """Announce an object for upload: manifest as JSON bytes, unsigned; the reply says what is missing of it."""
 
     epoch: Natural
     manifest: bytes
@@ -269,6 +296,8 @@ class OfferSnapshot(Request, frozen=True):
 class SnapshotOffer(Reply, frozen=True):
     received_bytes: int
     """Upload continues from here; equal to the object size when nothing is missing."""
+    send_raw: bool = False
+    """The coordinator lacks the base of the offered delta: offer the whole snapshot instead."""
 
 
 class PublishSnapshot(Request, frozen=True):
@@ -276,6 +305,8 @@ class PublishSnapshot(Request, frozen=True):
 
     epoch: Natural
     policy: Policy
+    root: Root
+    """Of the object that was uploaded for it."""
 
 
 class Done(Reply, frozen=True):
@@ -315,6 +346,7 @@ REPLY_OF: dict[type[Request], type[Reply] | tuple[type[Reply], ...]] = {
     Enrol: Enrolled,
     Hello: Welcome,
     AwaitPolicy: PolicyNews,
+    CertifyRelay: RelayCertificate,
     RequestLease: (LeaseGrant, LeaseWait),
     SubmitGroup: SubmitVerdicts,
     Heartbeat: HeartbeatReply,
@@ -332,6 +364,7 @@ REPLY_OF: dict[type[Request], type[Reply] | tuple[type[Reply], ...]] = {
 ROLES_OF: dict[type[Request], frozenset[Role]] = {
     Hello: frozenset({Role.WORKER}),
     AwaitPolicy: frozenset({Role.WORKER}),
+    CertifyRelay: frozenset({Role.WORKER}),
     RequestLease: frozenset({Role.WORKER}),
     SubmitGroup: frozenset({Role.WORKER}),
     Heartbeat: frozenset({Role.WORKER}),

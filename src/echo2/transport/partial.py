@@ -1,27 +1,28 @@
-"""A large object that arrives in pieces and may be interrupted at any byte.
+"""An object that arrives in pieces and may be interrupted at any byte: what it is, and the file that it becomes.
 
-Invariant (I6): every byte counted by ``received`` belongs to a chunk whose hash is the one in the description. What a
-crash, a full disk or a bad sender leaves behind those bytes is cut off before the next piece is taken. Coordinator
-(uploads) and worker (downloads) receive through this same class.
+Invariant (I6): every chunk that an ``ObjectFile`` counts as had matched the hash in the object's description when its
+bytes were stored, whoever brought them. Learner's uploads, downloads over HTTP and relays all end in such files.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 from blake3 import blake3
 
-from echo2.durable import room_for, write_all
-from echo2.errors import IntegrityError, Malformed
+from echo2.errors import Malformed
 from echo2.types import Policy
 
 OBJECT_NAME = "model.safetensors"
 MANIFEST_NAME = "manifest.json"
 PARTIAL = ".partial"
 """Suffix of a snapshot's folder while it is not complete; found after a crash, it is continued."""
+
+_ROOT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class ObjectDescription(Protocol):
@@ -39,6 +40,26 @@ class ObjectDescription(Protocol):
     def chunks(self) -> Sequence[str]: ...
 
 
+class ObjectFile(Protocol):
+    """The object's file while it fills, chunk by chunk, in any order. Blocking: call it in a thread."""
+
+    def has(self, number: int) -> bool:
+        """Whether chunk ``number`` is stored."""
+        ...
+
+    def right(self, number: int, data: bytes | bytearray | memoryview) -> bool:
+        """Whether ``data`` is chunk ``number`` by its hash."""
+        ...
+
+    def put(self, number: int, data: bytes | bytearray | memoryview) -> None:
+        """Store a chunk that is ``right``. Raises DiskFull, OSError."""
+        ...
+
+    def seal(self) -> None:
+        """Make the whole object durable. Raises IntegrityError while chunks are missing, DiskFull."""
+        ...
+
+
 def folder_name(policy: Policy) -> str:
     """``Policy(0, 4)`` → ``0.4``: made by us from two integers, never a string that came from elsewhere (E03)."""
     incarnation, version = policy.incarnation, policy.version
@@ -47,94 +68,23 @@ def folder_name(policy: Policy) -> str:
     return f"{incarnation}.{version}"
 
 
-class PartialObject:
-    """The object's file while it grows. Blocking: call it in a thread. Close it, or use it as a context."""
+def is_root(text: str) -> bool:
+    """Whether ``text`` can name an object: 64 lower-case hexadecimal digits, so it is also a harmless file name."""
+    return _ROOT.fullmatch(text) is not None
 
-    def __init__(self, path: Path, description: ObjectDescription) -> None:
-        """Open or create ``path`` and keep its longest prefix of right chunks."""
-        self._path = path
-        self._of = description
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        self._root = blake3()
-        self.received = 0
-        try:
-            self._keep_right_prefix()
-        except BaseException:
-            self.close()
-            raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def append(self, data: bytes | bytearray | memoryview) -> int:
-        """Take whole chunks that follow ``received``; return the new ``received``.
-
-        Raises Malformed for a cut chunk and DiskFull, with nothing taken; IntegrityError for a wrong chunk, with what
-        came before it taken.
-        """
-        view = memoryview(data)
-        end = self.received + len(view)
-        if end > self._of.object_size or (end % self._of.chunk_size and end != self._of.object_size):
-            raise Malformed(
-                f"snapshot {self._of.policy}: a piece must hold whole chunks of {self._of.chunk_size} bytes and end "
-                f"within the object's {self._of.object_size}, got {len(view)} bytes at {self.received}"
-            )
-        right = 0
-        while right < len(view):
-            chunk = view[right : right + self._chunk_length(self.received + right)]
-            if not self._is_right(self.received + right, chunk):
-                break
-            right += len(chunk)
-        self._write(view[:right])
-        self._root.update(view[:right])
-        self.received += right
-        if right < len(view):
-            number = self.received // self._of.chunk_size
-            raise IntegrityError(f"snapshot {self._of.policy}: chunk {number} is not what the manifest says")
-        return self.received
-
-    def seal(self) -> None:
-        """Check size and root of the whole object and sync it. Raises IntegrityError, DiskFull."""
-        if self.received != self._of.object_size or self._root.hexdigest() != self._of.object_root:
-            raise IntegrityError(
-                f"snapshot {self._of.policy}: the object must be {self._of.object_size} bytes of root "
-                f"{self._of.object_root[:16]}…, got {self.received} bytes of root {self._root.hexdigest()[:16]}…"
-            )
-        with room_for(self._path):
-            os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def _keep_right_prefix(self) -> None:
-        while length := self._chunk_length(self.received):
-            chunk = os.pread(self._descriptor, length, self.received)
-            if not self._is_right(self.received, chunk):
-                break
-            self._root.update(chunk)
-            self.received += length
-        os.ftruncate(self._descriptor, self.received)
-
-    def _chunk_length(self, offset: int) -> int:
-        return min(self._of.chunk_size, self._of.object_size - offset)
-
-    def _is_right(self, offset: int, chunk: bytes | memoryview) -> bool:
-        wanted = self._of.chunks[offset // self._of.chunk_size]
-        return len(chunk) == self._chunk_length(offset) and blake3(chunk).hexdigest() == wanted
-
-    def _write(self, view: memoryview) -> None:
-        os.lseek(self._descriptor, self.received, os.SEEK_SET)
-        try:
-            with room_for(self._path):
-                write_all(self._descriptor, view)
-        except BaseException:
-            os.ftruncate(self._descriptor, self.received)
-            raise
+def missing_runs(file: ObjectFile, count: int, most: int) -> Iterator[range]:
+    """Chunks in [0, count) that ``file`` lacks, as runs of at most ``most``; looked up as the runs are taken."""
+    first = 0
+    while first < count:
+        if file.has(first):
+            first += 1
+            continue
+        end = first + 1
+        while end < min(first + most, count) and not file.has(end):
+            end += 1
+        yield range(first, end)
+        first = end
 
 
 def object_is_whole(path: Path, description: ObjectDescription) -> bool:

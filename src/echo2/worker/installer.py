@@ -1,7 +1,8 @@
 """How a worker comes to run a newer policy.
 
-Invariant: the engine's own word is the only version there is (I5); a snapshot is switched to only after its signature,
-run, element type, order and bytes were checked (I6), and any failure leaves the old policy serving.
+Invariant: the engine's own word is the only version there is (I5); a snapshot is switched to only after the signature,
+run, element type and order of every object on the way to it, and all its bytes, were checked (I6), and any failure
+leaves the old policy serving.
 """
 
 from __future__ import annotations
@@ -13,30 +14,40 @@ from random import Random
 
 import msgspec
 
-from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.signing import open_signed
-from echo2.errors import DiskFull, EngineError, IntegrityError, Refused, Starved, TransportError, Unauthorised
-from echo2.ports import Clock, EventLog, SnapshotSource
+from echo2.errors import (
+    DiskFull,
+    EngineError,
+    IntegrityError,
+    Refused,
+    Starved,
+    TransportError,
+    Unauthorised,
+    first_cause,
+)
+from echo2.ports import Clock, EventLog, SnapshotSource, SnapshotStock
 from echo2.rollout.engine import Engine
-from echo2.transport.messages import MAX_WAIT_S, AwaitPolicy, PolicyNews
+from echo2.transport.messages import MAX_HELD, MAX_WAIT_S, AwaitPolicy, PolicyNews
 from echo2.transport.patience import Backoff, Line, Recall, space_out
+from echo2.types import Policy
+from echo2.worker.course import Course, Leg
 
 FETCH_LIMIT_S = 6 * 3600.0
-"""Whole download of one snapshot; the transport bounds each part of it far more tightly."""
+"""Whole transfer of one object; the transport bounds each part of it far more tightly."""
+BUILD_LIMIT_S = 3600.0
+"""Decoding one object."""
 ENGINE_LIMIT_S = 3600.0
 """Loading and activating a snapshot, running generations awaited."""
 
 
 class SnapshotTerms(msgspec.Struct, frozen=True):
-    """What every snapshot of the run must satisfy, and where it goes."""
+    """What every snapshot of the run must satisfy."""
 
     run_id: str
     public_key: bytes
     """Ed25519 key of the run's manifests."""
     dtype: str
     """Element type that every snapshot must declare (field report E12)."""
-    folder: Path
-    """Where fetched snapshots are put."""
 
 
 class Installer:
@@ -44,6 +55,7 @@ class Installer:
         self,
         line: Line,
         source: SnapshotSource,
+        stock: SnapshotStock,
         engine: Engine,
         drain: Recall,
         clock: Clock,
@@ -54,6 +66,7 @@ class Installer:
     ) -> None:
         self._line = line
         self._source = source
+        self._stock = stock
         self._engine = engine
         self._drain = drain
         self._clock = clock
@@ -69,13 +82,12 @@ class Installer:
         backoff = Backoff(self._jitter, first_s=1.0)
         while not self._drain.called:
             asked_s = self._clock.monotonic()
-            ask = self._line.call(AwaitPolicy(self._engine.installed, MAX_WAIT_S), PolicyNews)
-            news = await self._drain.within(None, "news of a policy", ask)
-            if news is None or news.manifest is None:
+            news = await self._drain.within(None, "news of a policy", self._ask(self._engine.installed))
+            if news is None or not self._is_news(news):
                 await space_out(asked_s, self._clock, self._drain)
                 continue
             try:
-                await self._install(open_signed(news.manifest, self._terms.public_key))
+                await self._follow(news)
                 backoff.reset()
             except Unauthorised:
                 raise
@@ -85,16 +97,87 @@ class Installer:
                 self.activity = f"waiting: could not install {news.current}: {error}"
                 await self._drain.pause(backoff.next_s())
 
-    async def _install(self, manifest: Manifest) -> None:
-        """Bring, load aside, switch. Raises IntegrityError for a snapshot that is not what this worker must run."""
-        policy = manifest.policy
-        self._check(manifest)
-        self.activity = f"installing {policy}"
-        fetch = self._source.fetch(manifest, self._terms.folder)
-        folder = await self._drain.within(FETCH_LIMIT_S, f"the download of {policy}", fetch)
-        if folder is None:
+    async def _ask(self, after: Policy | None) -> PolicyNews:
+        held = self._stock.held()[-MAX_HELD:]
+        received = dict(list(self._source.received().items())[-MAX_HELD:])
+        return await self._line.call(AwaitPolicy(after, MAX_WAIT_S, held, received), PolicyNews)
+
+    def _is_news(self, news: PolicyNews) -> bool:
+        """Whether there is a way to go, or its end is on our own disk already."""
+        current, installed = news.current, self._engine.installed
+        if current is None or (installed is not None and current <= installed):
+            return False
+        return bool(news.path) or current in self._stock.held()
+
+    async def _follow(self, news: PolicyNews) -> None:
+        """Walk to the current policy, and on while newer ones are published. Raises what went wrong on the way."""
+        if not news.path:
+            assert news.current is not None, "it is held"
+            await self._switch(news.current)
             return
-        await self._drain.within(ENGINE_LIMIT_S, f"loading {policy}", self._engine.prefetch(policy, folder))
+        course = Course(self._way(news))
+        while (leg := course.next) is not None and not self._drain.called:
+            self.activity = f"bringing {leg.manifest.policy}"
+            path = await self._bring(course, leg)
+            if path is not None:
+                await self._arrive(course, leg, path)
+
+    async def _arrive(self, course: Course, leg: Leg, path: Path) -> None:
+        """Decode an object; run its version if it is one to be run."""
+        policy = leg.manifest.policy
+        build = self._stock.build(leg.signed, leg.manifest, path)
+        await self._drain.within(BUILD_LIMIT_S, f"decoding {policy}", build)
+        if self._drain.called:
+            return
+        installed = self._engine.installed
+        await self._stock.tidy(installed)
+        if course.arrive() and (installed is None or policy > installed):
+            await self._switch(policy)
+
+    async def _bring(self, course: Course, leg: Leg) -> Path | None:
+        """The object's file; None when a newer way does without it, or the worker drains."""
+        given_up = Recall()
+        fetch = given_up.within(None, "an object", self._source.bring(leg.signed, leg.manifest))
+        try:
+            async with asyncio.TaskGroup() as group:
+                listening = group.create_task(self._listen(course, given_up), name="newer ways")
+                path = await self._drain.within(FETCH_LIMIT_S, f"the object of {leg.manifest.policy}", fetch)
+                listening.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from errors
+        if given_up.called:
+            self._events.emit("way_changed", given_up=str(leg.manifest.policy), newest=str(course.newest))
+            return None  # Even if it came in that very moment: the course has another next leg.
+        return path
+
+    async def _listen(self, course: Course, given_up: Recall) -> None:
+        """Consumes news while an object is under way; ends with it, or when the newest way does without it."""
+        while True:
+            asked_s = self._clock.monotonic()
+            news = await self._ask(course.newest)
+            if news.path and not course.turn(self._way(news), self._source.received(), news.gone):
+                return given_up.call()
+            await space_out(asked_s, self._clock, self._drain)
+
+    def _way(self, news: PolicyNews) -> list[Leg]:
+        """The path that was told, once it was checked. Raises IntegrityError."""
+        way = [Leg(open_signed(signed, self._terms.public_key), signed) for signed in news.path]
+        goal, installed = way[-1].manifest.policy, self._engine.installed
+        if installed is not None and goal <= installed:
+            raise IntegrityError(f"snapshot {goal} must be newer than the installed {installed}")
+        for leg in way:
+            policy, run_id, dtype = leg.manifest.policy, leg.manifest.run_id, leg.manifest.dtype
+            if run_id != self._terms.run_id:
+                raise IntegrityError(f"snapshot {policy} must be of run {self._terms.run_id}, not of {run_id}")
+            if dtype != self._terms.dtype:
+                raise IntegrityError(f"snapshot {policy} must hold {self._terms.dtype}, it holds {dtype}")
+        return way
+
+    async def _switch(self, policy: Policy) -> None:
+        """Load a held snapshot aside and make it the engine's."""
+        self.activity = f"installing {policy}"
+        load = self._engine.prefetch(policy, self._stock.folder(policy))
+        await self._drain.within(ENGINE_LIMIT_S, f"loading {policy}", load)
         if self._drain.called:
             return
         try:
@@ -106,12 +189,4 @@ class Installer:
         self._events.emit("installed", policy=str(policy))
         self.activity = ""
         self._on_install()
-
-    def _check(self, manifest: Manifest) -> None:
-        policy, installed = manifest.policy, self._engine.installed
-        if manifest.run_id != self._terms.run_id:
-            raise IntegrityError(f"snapshot {policy} must be of run {self._terms.run_id}, not of {manifest.run_id}")
-        if installed is not None and policy <= installed:
-            raise IntegrityError(f"snapshot {policy} must be newer than the installed {installed}")
-        if manifest.dtype != self._terms.dtype:
-            raise IntegrityError(f"snapshot {policy} must hold {self._terms.dtype}, it holds {manifest.dtype}")
+        await self._source.forget_before(policy)

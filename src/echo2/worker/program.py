@@ -26,7 +26,7 @@ import msgspec
 from echo2.data.chat import ChatFormat
 from echo2.data.task import Task
 from echo2.errors import Refused, Starved, TransportError, Unauthorised, first_cause
-from echo2.ports import Clock, EventLog, SnapshotSource, Spool, Transport
+from echo2.ports import Clock, EventLog, SnapshotSource, SnapshotStock, Spool, Transport
 from echo2.rollout.engine import Engine
 from echo2.rollout.episode import run_group
 from echo2.transport.messages import (
@@ -75,6 +75,7 @@ class Worker:
         self,
         transport: Transport,
         source: SnapshotSource,
+        stock: SnapshotStock,
         engine: Engine,
         tasks: Mapping[str, Task],
         chat: ChatFormat,
@@ -93,8 +94,9 @@ class Worker:
         self._line = Line(transport, clock, events, self._jitter, options.orphan_after_s)
         self._drain = Recall()
         self._installer = Installer(
-            self._line, source, engine, self._drain, clock, events, self._jitter, options.snapshots, self._on_install
-        )
+            self._line, source, stock, engine, self._drain, clock, events, self._jitter, options.snapshots,
+            self._on_install,
+        )  # fmt: skip
         self._outbox = Outbox(self._line, spool, self._drain, events, options.orphan_after_s)
         self._finished = False
         self._beat_now = asyncio.Event()

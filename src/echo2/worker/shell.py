@@ -12,62 +12,31 @@ import contextlib
 import importlib
 import secrets
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 
-from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.relay.client import RelayClient
 from echo2.config.root import Config
 from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.registry import load_tasks
 from echo2.data.template_chat import TemplateChat
-from echo2.durable import remove_folder
-from echo2.errors import DiskFull, IntegrityError, Refused, TransportError, Unauthorised
+from echo2.errors import DiskFull, Echo2Error, IntegrityError, Refused, TransportError, Unauthorised
 from echo2.ports import EventLog, SnapshotSource
-from echo2.rollout.engine import Engine
 from echo2.rollout.engines import build_engine
 from echo2.shell import ConsoleEvents, SystemClock, run_program
 from echo2.transport.client import HttpTransport
 from echo2.transport.enrolment import JOIN_PATIENCE_S, enrol_patiently
 from echo2.transport.join import read_join
-from echo2.transport.messages import AssetFile, Hello, Welcome
-from echo2.transport.partial import PARTIAL
+from echo2.transport.messages import AssetFile, CertifyRelay, Enrolled, Hello, RelayCertificate, Welcome
 from echo2.transport.patience import Backoff, Line, Recall
-from echo2.types import Policy
+from echo2.transport.tls import new_peer_key
 from echo2.worker.installer import SnapshotTerms
 from echo2.worker.program import Worker, WorkerOptions
+from echo2.worker.relay import RelaySource, opening
+from echo2.worker.source import HttpSource
 from echo2.worker.spool import DiskSpool
-
-SNAPSHOTS_KEPT = 2
-"""Fetched snapshots left on disk: the installed one and the one before."""
-
-
-class TidySource:
-    """A snapshot source that leaves only the newest snapshots on disk."""
-
-    def __init__(self, source: SnapshotSource) -> None:
-        self._source = source
-
-    async def fetch(self, manifest: Manifest, into: Path) -> Path:
-        folder = await self._source.fetch(manifest, into)
-        await asyncio.to_thread(_keep_newest, into, manifest.policy)
-        return folder
-
-    async def fetch_asset(self, name: str, size: int, blake3: str, into: Path) -> Path:
-        return await self._source.fetch_asset(name, size, blake3, into)
-
-
-def _keep_newest(into: Path, newest: Policy) -> None:
-    found: list[tuple[Policy, Path]] = []
-    for folder in into.iterdir():
-        incarnation, _, version = folder.name.removesuffix(PARTIAL).partition(".")
-        if incarnation.isdigit() and version.isdigit():
-            found.append((Policy(int(incarnation), int(version)), folder))
-    found.sort()
-    complete = [folder for policy, folder in found if folder.suffix != PARTIAL]
-    kept = complete[-SNAPSHOTS_KEPT:]
-    for policy, folder in found:
-        if folder not in kept and policy <= newest:
-            remove_folder(folder)
+from echo2.worker.stock import DiskStock, OnChange
 
 
 async def run_worker(
@@ -105,24 +74,24 @@ class WorkerLife:
 
     async def run(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        transport = HttpTransport(self._join, self._folder / "credential")
-        try:
-            engine = await self._stop.within(None, "the start", self._build(transport))
-            if engine is None or self._worker is None:
-                return
-            try:
-                await self._worker.run()
-            finally:
-                await engine.close()
-        finally:
-            await transport.close()
+        async with AsyncExitStack() as opened:
+            transport = await opened.enter_async_context(HttpTransport(self._join, self._folder / "credential"))
+            worker = await self._stop.within(None, "the start", self._build(transport, opened))
+            if worker is not None:
+                await worker.run()
 
-    async def _build(self, transport: HttpTransport) -> Engine:
+    async def _build(self, transport: HttpTransport, opened: AsyncExitStack) -> Worker:
+        """The worker; what it needs open is closed with ``opened``."""
         jitter = Random(self._seed)
         enrolled = await enrol_patiently(transport, self._name, self._clock, self._events, jitter)
         spool = DiskSpool(self._folder / "spool")
         held = tuple(lease_id for lease_id, _ in await spool.pending())
         welcome, config = await self._welcome(transport, held, jitter)
+        terms = SnapshotTerms(enrolled.run_id, enrolled.snapshot_public_key, config.model.snapshot_dtype)
+        # Early: other relays send what was published meanwhile while the engine is being loaded.
+        source, on_held = await self._open_source(transport, enrolled, jitter, opened)
+        stock = DiskStock(self._folder / "snapshots", terms, on_held)
+        await stock.recover()
         model_dir = self._folder / "model"
         await self._fetch_assets(transport, welcome.assets, model_dir, jitter)
         tasks = await asyncio.to_thread(load_tasks, config.tasks)
@@ -134,19 +103,39 @@ class WorkerLife:
             threads=config.workers.threads if self._threads is None else self._threads,
             dtype=config.model.snapshot_dtype,
         )  # fmt: skip
+        opened.push_async_callback(engine.close)
         options = WorkerOptions(
-            snapshots=SnapshotTerms(
-                enrolled.run_id, enrolled.snapshot_public_key, config.model.snapshot_dtype, self._folder / "snapshots"
-            ),
+            snapshots=terms,
             heartbeat_s=welcome.heartbeat_s,
             concurrent_groups=config.rollout.concurrent_groups,
             orphan_after_s=config.workers.orphan_after_s,
             thinking=config.rollout.thinking,
             jitter_seed=self._seed,
         )
-        source = TidySource(transport)
-        self._worker = Worker(transport, source, engine, tasks, chat, spool, self._clock, self._events, options)
-        return engine
+        self._worker = Worker(transport, source, stock, engine, tasks, chat, spool, self._clock, self._events, options)
+        return self._worker
+
+    async def _open_source(
+        self, transport: HttpTransport, enrolled: Enrolled, jitter: Random, opened: AsyncExitStack
+    ) -> tuple[SnapshotSource, OnChange]:
+        """Where objects come from, and who wants to know what lies decoded here."""
+        folder = self._folder / "objects"
+        private, public = new_peer_key()
+        line = Line(transport, self._clock, self._events, jitter, JOIN_PATIENCE_S)
+        certified = await line.call(CertifyRelay(public), RelayCertificate)
+        http = HttpSource(transport, folder)
+        if not certified.seed_port:
+            return http, _unheard
+        source = RelaySource(http, folder, self._events)
+        order = opening(self._join, enrolled, certified, private, folder)
+        relay = RelayClient(order, self._events, source.announced)
+        try:
+            await opened.enter_async_context(relay)
+        except (Echo2Error, OSError) as error:
+            self._events.emit("relay_absent", error=str(error))
+            return http, _unheard
+        source.use(relay)
+        return source, relay.hold
 
     async def _welcome(self, transport: HttpTransport, held: tuple[str, ...], jitter: Random) -> tuple[Welcome, Config]:
         """What to be. The worker says hello once more when it is, with its tasks' fingerprints."""
@@ -179,6 +168,10 @@ class WorkerLife:
                     pause_s = backoff.next_s()
                     self._events.emit("asset_lost", asset=asset.name, error=str(error), retry_in_s=round(pause_s, 1))
                     await asyncio.sleep(pause_s)
+
+
+async def _unheard(roots: tuple[str, ...]) -> None:
+    """Without a relay nobody asks what is held."""
 
 
 def _load_engine_code(kind: str) -> None:
