@@ -197,8 +197,14 @@ def test_there_are_as_many_chains_as_the_uplink_feeds_at_the_workers_rate(
     assert ratio(plan) < 1.04
 
 
+def test_a_small_object_goes_through_one_chain_though_the_uplink_could_feed_more() -> None:
+    plan = plan_for(alike(4), 10_000, size_bytes=2**19, chunk_bytes=65536)
+    assert len([stream for stream in plan.streams if stream.parent == SEED]) == 1
+    assert plan.predicted_all_s <= plan.bound_all_s + 0.2
+
+
 def test_chains_start_at_stripes_of_their_own() -> None:
-    plan = plan_for(alike(4), 200, size_bytes=8 * 65536, chunk_bytes=65536)
+    plan = plan_for(alike(4), 200, size_bytes=8 * 2**22, chunk_bytes=2**22)
     orders = {stream.child: chunk_numbers(stream) for stream in plan.streams}
     assert orders["w00"] == orders["w02"] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert orders["w01"] == orders["w03"] == [4, 5, 6, 7, 0, 1, 2, 3]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from echo2.broadcast.plan.bound import lower_bound_s
-from echo2.broadcast.plan.chain import chain
+from echo2.broadcast.plan.chain import chain, thrifty
 from echo2.broadcast.plan.draft import MEASURING_SLACK, Draft, Problem, in_order
 from echo2.broadcast.plan.hybrid import hybrid
 from echo2.broadcast.plan.model import Node, Plan, Topology
@@ -77,7 +77,7 @@ def _draft(topology: Topology, problem: Problem) -> Draft:
         return tree(problem)
     simple = chain(problem)
     enough_s = WORTH_DIVIDING * simple.share_s(problem.share)
-    if enough_s <= problem.bound_s:
-        return simple
-    divided = hybrid(problem)
-    return divided if divided is not None and divided.share_s(problem.share) < enough_s else simple
+    divided = hybrid(problem) if enough_s > problem.bound_s else None
+    if divided is not None and divided.share_s(problem.share) < enough_s:
+        return divided
+    return thrifty(problem, simple)
