@@ -64,7 +64,7 @@ def parse_manifest(data: bytes) -> Manifest:
 def chunk_size_for(object_size: int) -> int:
     """Chunk of a wire object in bytes: small enough that a hop of a chain adds little to the whole transfer."""
     if object_size <= 32 * _MIB:
-        return 64 * 1024
+        return 128 * 1024
     return 256 * 1024 if object_size <= 512 * _MIB else _MIB
 
 

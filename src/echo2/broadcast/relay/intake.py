@@ -12,8 +12,10 @@ from echo2.broadcast.relay.frames import Feed, Source
 
 STARVED_S = 3.0
 """A parent that has chunks for us and sends too few for so long is left."""
-PLANNED_SHARE = 0.6
-"""Half of this share of the planned rate is too few, and so is half of what the parent gains itself."""
+TOO_FEW = 0.25
+"""Of what the parent gains itself. An honest parent on a crowded line does better; leaving one costs more than it."""
+TOO_FEW_PLANNED = 0.15
+"""Of the planned rate, when the parent gains nothing more."""
 PLANNED_TURNS = 2
 """After so many turns for a low rate the plan is not believed any more: every source is slow, so we are."""
 LEAST_BACKLOG = 4
@@ -76,9 +78,9 @@ class FeedState:
         if elapsed_s < STARVED_S:
             return
         gained = backlog - before + self._chunks
-        planned = PLANNED_SHARE * self.feed.rate_bytes_per_s * elapsed_s / chunk_bytes
-        expected = max(gained, planned if self._turns < PLANNED_TURNS else 0.0)
-        self._starves = backlog >= LEAST_BACKLOG and 2 * self._chunks < expected
+        planned = self.feed.rate_bytes_per_s * elapsed_s / chunk_bytes if self._turns < PLANNED_TURNS else 0.0
+        least = max(TOO_FEW * gained, TOO_FEW_PLANNED * planned)
+        self._starves = backlog >= LEAST_BACKLOG and self._chunks < least
         self._window, self._chunks = (now, backlog), 0
 
     def starves(self, now: float) -> str:
