@@ -27,7 +27,7 @@ def line_count(problem: Problem) -> int:
     heads, typical = problem.reachable, problem.rate
     fed, count = 0.0, 0
     for node in heads:
-        fed += min(relay_rate(node), typical)
+        fed += min(node.down_bytes_per_s, typical)  # what it takes, whatever it passes on
         if count and fed > problem.uplink_bytes_per_s * (1 + MEASURING_SLACK):
             break
         count += 1
