@@ -43,6 +43,8 @@ _SETTLE_S = 2.0
 """Between objects: the seed hears what the workers hold by then, and links are idle, not fresh."""
 _ON_ITS_WAY_S = 0.2
 """A tally that is read so soon after an order may have been written before it."""
+_IMPORT_S = 0.5
+"""Per process, before the first is opened: real hosts do not share a processor while they start."""
 _MEASURED_S = 9.0
 """After the last node joined: links are warmed, and the seed measures its uplink, which two workers cannot fill."""
 _DECODER: msgspec.msgpack.Decoder[AnyWord] = msgspec.msgpack.Decoder(AnyWord)
@@ -71,10 +73,15 @@ class Relays:
         self.processes.__enter__()
         self._authority = self.processes.folder(SEED_HOST) / "authority"
         authority = ensure_authority(self._authority, datetime.now(UTC))
-        port = self._open(SEED_HOST, authority, 0)
+        for host in self._hosts:
+            self.processes.start(host, "echo2.broadcast.relay")
+        time.sleep(_IMPORT_S * len(self._hosts))
+        self._open(SEED_HOST, authority, 0)
+        port = self._listening({SEED_HOST})
         for host in self._workers:
             self._open(host, authority, port)
             self._send(host, Hold((self._held,)))
+        self._listening(set(self._workers))
         until_s = time.monotonic() + _START_S
         while self._seed_tally is None or len(self._seed_tally.nodes) < len(self._workers):
             self._hear(until_s)
@@ -147,7 +154,7 @@ class Relays:
             "events": self._events[-20:],
         }
 
-    def _open(self, host: int, authority: bytes, seed_port: int) -> int:
+    def _open(self, host: int, authority: bytes, seed_port: int) -> None:
         key_pem, public_pem = new_peer_key()
         certificate = issue_peer_certificate(self._authority, public_pem, self._hosts[host], datetime.now(UTC))
         order = Open(
@@ -165,13 +172,17 @@ class Relays:
             topology=self._topology,
             gamma=_GAMMA,
         )
-        self.processes.start(host, "echo2.broadcast.relay")
         self._send(host, order)
-        until_s = time.monotonic() + _START_S
-        while True:
+
+    def _listening(self, hosts: set[int]) -> int:
+        """Wait until all of ``hosts`` listen; return the port of the last one."""
+        until_s, port = time.monotonic() + _START_S, 0
+        while hosts:
             speaker, word, _ = self._hear(until_s)
-            if isinstance(word, Listening) and speaker == host:
-                return word.port
+            if isinstance(word, Listening):
+                hosts.discard(speaker)
+                port = word.port
+        return port
 
     def _strikes(self, host: int, progress: float) -> bool:
         return progress >= FAULT_AT and host == self._middle()

@@ -16,7 +16,7 @@ MIB = 1024 * 1024
 
 @pytest.mark.parametrize(
     ("object_size", "chunk"),
-    [(1, 128), (32 * MIB, 64), (32 * MIB + 1, 256), (512 * MIB, 256), (512 * MIB + 1, 1024), (2**42, 1024)],
+    [(1, 128), (32 * MIB, 128), (32 * MIB + 1, 256), (512 * MIB, 256), (512 * MIB + 1, 1024), (2**42, 1024)],
 )
 def test_larger_objects_travel_in_larger_chunks(object_size: int, chunk: int) -> None:
     assert chunk_size_for(object_size) == chunk * 1024
