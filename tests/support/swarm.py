@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -124,7 +125,7 @@ class FixedDirector:
         return nodes
 
 
-class Relay:
+class Relay(ABC):
     """A relay as its program sees it."""
 
     def __init__(self, opening: c.Open) -> None:
@@ -132,11 +133,11 @@ class Relay:
         self.words: list[c.AnyWord] = []
         self.port = 0
 
-    def order(self, order: c.Order) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def order(self, order: c.Order) -> None: ...
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
     def said(self, kind: type[Any]) -> list[Any]:
         return [word for word in list(self.words) if isinstance(word, kind)]
