@@ -172,6 +172,7 @@ class FluidFleet:
 
     def _flow(self) -> None:
         feeding: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
+        paces: dict[tuple[str, str, bytes], float] = {}
         for name in sorted(self.connected):
             for manifest, part in self.nodes[name].parts.items():
                 if self.nodes[name].got[manifest] < self.objects[manifest].size_bytes:
@@ -179,11 +180,16 @@ class FluidFleet:
                         up = self._asked(feed)
                         self._check_known(up, name, manifest)
                         feeding[up].append((name, manifest))
+                        if feed.pace_bytes_per_s and up == feed.sources[0].node_id:
+                            paces[up, name, manifest] = feed.pace_bytes_per_s
         gains: dict[tuple[str, bytes], float] = defaultdict(float)
         inflow: dict[str, float] = defaultdict(float)
         for parent in self._downwards(feeding):
             pairs = feeding[parent]
-            demands = [self._demand(parent, child, manifest, gains) for child, manifest in pairs]
+            demands = [
+                min(self._demand(parent, child, manifest, gains), paces.get((parent, child, manifest), float("inf")))
+                for child, manifest in pairs
+            ]
             shares = fair_shares(self.uplink if parent == SEED else self.nodes[parent].up, demands)
             if parent == SEED and pairs:
                 self.director.egress(sum(shares), self.now)

@@ -53,6 +53,8 @@ class Relays:
         self.words: list[tuple[str, object]] = []
         self.sent: dict[tuple[str, str], list[int]] = {}
         """Chunks by (parent, child), in sending order."""
+        self.paces: list[tuple[str, str, float]] = []
+        """(parent, child, bytes per second) of every limit that was set or lifted (0), in order."""
         self.dead: set[str] = set()
         self.frozen: set[str] = set()
         self.corrupt: set[str] = set()
@@ -150,6 +152,10 @@ class Relays:
                     self._hang_up(name, link, why)
                 case r.Wake(link):
                     self._pump(name, link)
+                case r.Pace(link, bytes_per_s):
+                    end = self._ends.get((name, link))
+                    if end is not None:
+                        self.paces.append((name, end[0], bytes_per_s))
                 case r.OpenFile(manifest):
                     here = self.disk.get((name, manifest.object_root), bytearray(len(manifest.chunks)))
                     node.opened(manifest.object_root, here, self.now)

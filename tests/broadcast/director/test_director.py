@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from fluid_fleet import BASE, MB, NEXT, FluidFleet, facts
 
+from echo2.broadcast.director.pacing import HELD
 from echo2.broadcast.plan.model import SEED, Topology
 from echo2.broadcast.relay.frames import Assign, Report, Source
 
@@ -41,6 +42,21 @@ def test_broadcast_after_broadcast_the_plan_stays_and_takes_as_long_as_it_said()
         assert took_s == pytest.approx(fleet.director.predicted_s, rel=0.05)
         assert fleet.director.predicted_s == pytest.approx(fleet.director.bound_s, rel=0.02)
         assert fleet.parents(delta) == fleet.parents() == links
+
+
+def test_lines_that_became_twice_as_fast_are_found_out_although_streams_are_held() -> None:
+    fleet = standing(fleet_of())
+    names = iter("abcdefghijklmnopqrstuvwxyz")
+    for version in range(2, 6):
+        fleet.broadcast(facts(next(names), version))
+    before_s = fleet.broadcast(facts(next(names), 6))
+    assert any(part.feeds[0].pace_bytes_per_s for part in fleet.nodes["w00"].parts.values() if part.feeds), "it is held"
+    fleet.uplink *= 2
+    for node in fleet.nodes.values():
+        node.up, node.down = 2 * node.up, 2 * node.down
+    took_s = [fleet.broadcast(facts(next(names), version)) for version in range(7, 7 + HELD + 4)]
+    assert took_s[-1] == pytest.approx(before_s / 2, rel=0.05)
+    assert len(fleet.heads()) == 8
 
 
 def test_nodes_that_come_one_by_one_are_soon_in_as_many_chains() -> None:

@@ -181,3 +181,27 @@ def test_an_uplink_that_became_worse_is_believed_after_three_transfers() -> None
         joined(rates, 7 - noise / 100, ("a", "b"))
     rates.begin({}, relayed=True)
     assert rates.uplink() == 7 * MB
+
+
+def test_a_transfer_that_was_held_back_says_nothing_of_the_uplink() -> None:
+    rates = Rates()
+    warmed(rates, 10, 10, 10, 10)
+    rates.begin({(SEED, name): 10 * MB for name in LINE}, relayed=True)
+    for name in LINE:
+        rates.saw(SEED, name, 6 * MB)
+    rates.egress(30 * MB)
+    assert rates.uplink() == 30 * MB and not rates.explores, "its children got less than they can take"
+    for _ in range(5):
+        rates.begin({(SEED, "a"): 10 * MB}, relayed=True, held=True)
+        rates.saw(SEED, "a", 9.9 * MB)
+        rates.egress(9.9 * MB)
+    assert rates.uplink() == 30 * MB and not rates.explores
+
+
+def test_what_a_node_can_do_is_known_once_it_was_seen_at_work() -> None:
+    rates = Rates()
+    transfer(rates, {(SEED, "a"): 10, ("a", "b"): 10})
+    assert not rates.knows("a", "b"), "the transfer may still show more"
+    rates.begin({}, relayed=True)
+    assert rates.knows("a", "b") and rates.knows(SEED, "b") and rates.knows(SEED, "a")
+    assert not rates.knows("b", "a") and not rates.knows("a", "c")

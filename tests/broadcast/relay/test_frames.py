@@ -16,12 +16,12 @@ FRAMES = [
     f.Greet(1, "run", 7000, 2),
     f.Beat({1: 4, 7: 0}),
     f.Warm(1 << 20),
-    f.Want(3, ROOT, 1, (Stretch(0, 5), Stretch(9, 2, -1)), True, b"\x05"),
+    f.Want(3, ROOT, 1, (Stretch(0, 5), Stretch(9, 2, -1)), True, b"\x05", 2e6),
     f.Have(3, (1, 2)),
     f.Halt(3),
     f.Refuse(3, "busy"),
     f.Report(held=(ROOT,), progress={ROOT: 4}, edges={"w1": 1e6}, sent_bytes=5, accused=("w2",)),
-    f.Assign(1, b"m", (f.Feed((f.Source("a", "host", 1),), (Stretch(0, 1),), 1.0, True),), ("b",), 1),
+    f.Assign(1, b"m", (f.Feed((f.Source("a", "host", 1),), (Stretch(0, 1),), 1.0, True, 2.0),), ("b",), 1),
 ]
 
 

@@ -63,3 +63,13 @@ def test_the_newest_transfer_counts() -> None:
 
 def test_a_rate_is_remembered_while_nothing_flows() -> None:
     assert Flow().run(RATE, 2.0).run(0.0, 60.0).meter.peak_bytes_per_s() == pytest.approx(RATE, rel=0.01)
+
+
+def test_heartbeats_between_transfers_are_no_transfer_and_do_not_join_two_into_one() -> None:
+    flow = Flow().run(9e6, 2.0).run(120.0, 60.0)
+    assert flow.meter.peak_bytes_per_s() == pytest.approx(9e6, rel=0.01)
+    assert flow.run(3e6, 2.0).meter.peak_bytes_per_s() == pytest.approx(3e6, rel=0.01)
+
+
+def test_a_burst_that_heartbeats_follow_is_too_short_to_tell() -> None:
+    assert Flow().run(LEAST_BYTES / 0.1, 0.1).run(120.0, 5.0).meter.peak_bytes_per_s() == 0

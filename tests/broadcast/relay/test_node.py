@@ -149,6 +149,57 @@ def test_two_feeds_share_an_object_and_meet_without_much_repetition() -> None:
     assert took_s <= COUNT * chunk_s(relays) + 1.0
 
 
+def paced(relays: Relays, name: str, *parents: str, rate: float) -> None:
+    sources = tuple(relays.source(parent) for parent in parents)
+    feed = f.Feed(sources, (Stretch(0, COUNT),), 1e6, True, rate)
+    relays.assign(name, f.Assign(1, b"signed", (feed,), (), 0), MANIFEST)
+
+
+def test_a_parent_is_held_at_the_pace_of_the_plan_while_it_sends() -> None:
+    relays = joined(("a",))
+    relays.nodes[SEED].publish(MANIFEST, relays.now)
+    relays.assign(SEED, f.Assign(1, b"signed", (), ("a",), 1), MANIFEST)
+    paced(relays, "a", SEED, rate=2e6)
+    relays.run_until_whole(ROOT, ["a"], 30.0)
+    relays.run(1.0)
+    assert relays.paces == [(SEED, "a", 2e6), (SEED, "a", 0.0)]
+
+
+def test_connections_of_one_feed_divide_its_pace() -> None:
+    relays = joined(("a",), lanes=4)
+    relays.nodes[SEED].publish(MANIFEST, relays.now)
+    relays.assign(SEED, f.Assign(1, b"signed", (), ("a",), 1), MANIFEST)
+    paced(relays, "a", SEED, rate=2e6)
+    relays.run_until_whole(ROOT, ["a"], 30.0)
+    relays.run(1.0)
+    assert {pace for *_, pace in relays.paces} == {5e5, 0.0}
+
+
+def test_who_stands_in_for_a_parent_that_failed_is_not_held() -> None:
+    relays = joined(("a", "b"))
+    relays.publish_chain(MANIFEST, ("a",))
+    relays.assign(SEED, f.Assign(2, b"signed", (), ("a", "b"), 1), MANIFEST)
+    relays.unreachable.add("a")
+    paced(relays, "b", "a", SEED, rate=2e6)
+    relays.run_until_whole(ROOT, ["b"], 30.0)
+    assert (SEED, "b") in relays.sent
+    assert relays.paces == []
+
+
+def test_a_link_that_carries_something_free_is_free() -> None:
+    newer = object_manifest(COUNT, version=4)
+    relays = joined(("a",))
+    relays.publish_chain(MANIFEST, ("a",))
+    relays.nodes[SEED].publish(newer, relays.now)
+    feed = f.Feed((relays.source(SEED),), (Stretch(0, COUNT),), 1e6, True, 2e6)
+    relays.assign(SEED, f.Assign(1, b"signed", (), ("a",), 1), newer)
+    relays.assign("a", f.Assign(1, b"signed", (feed,), (), 0), newer)
+    relays.run(0.3)
+    assert relays.paces == []
+    relays.run_until_whole(newer.object_root, ["a"], 30.0)
+    assert (SEED, "a", 2e6) in relays.paces
+
+
 def test_an_older_version_goes_before_a_newer_one_on_the_same_link() -> None:
     newer = object_manifest(COUNT, version=4)
     relays = joined(("a",))

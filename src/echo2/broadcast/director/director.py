@@ -17,6 +17,7 @@ from collections.abc import Collection
 from echo2.broadcast.director.assignments import Assignments
 from echo2.broadcast.director.fleet import Fleet
 from echo2.broadcast.director.late import Candidate, best_parent
+from echo2.broadcast.director.pacing import Pacing, paces
 from echo2.broadcast.director.transfer import ObjectFacts, Transfer
 from echo2.broadcast.plan.draft import in_order, whole
 from echo2.broadcast.plan.make import make_plan
@@ -58,6 +59,7 @@ class Director:
         """When the fleet changed last, and first, since the standing plan; infinite for never."""
         self._revisions = 0
         self._was_busy = False
+        self._pacing = Pacing()
         self._usual = (USUAL_BYTES, USUAL_CHUNK_BYTES)
         self._outbox: list[tuple[str, Assign]] = []
         self.predicted_s = 0.0
@@ -197,8 +199,12 @@ class Director:
         newest = max(self._transfers.values(), key=lambda x: (x.facts.policy, bool(x.facts.base_root)))
         if transfer is newest:
             self.predicted_s, self.bound_s = plan.predicted_share_s, plan.bound_s
+        rates = self._fleet.rates
+        held = self._pacing.may_hold and not rates.explores
+        transfer.paces = paces(plan, rates.knows) if held else {}
         if facts.size_bytes >= TELLING_BYTES:
-            self._measure(plan, relayed=True)
+            self._measure(plan, relayed=True, held=held)
+            self._pacing.count(held)
         self._tell(transfer)
 
     def _make(self, names: Collection[str], size_bytes: int, chunk_bytes: int, now: float) -> Plan:
@@ -256,18 +262,18 @@ class Director:
         deltas = [transfer for transfer in self._transfers.values() if transfer.facts.base_root]
         return max(deltas, key=lambda transfer: transfer.facts.policy, default=None)
 
-    def _measure(self, plan: Plan, relayed: bool) -> None:
+    def _measure(self, plan: Plan, relayed: bool, held: bool = False) -> None:
         """What is seen from now on is seen under this plan."""
         planned: defaultdict[tuple[str, str], float] = defaultdict(float)
         for stream in plan.streams:
             planned[stream.parent, stream.child] += stream.rate_bytes_per_s
-        self._fleet.rates.begin(planned, relayed)
+        self._fleet.rates.begin(planned, relayed, held)
 
     def _tell(self, transfer: Transfer) -> None:
         transfer.stale = False
         plan = transfer.present(self._fleet.members)
         if plan is not None:
-            self._outbox += transfer.assignments.update(plan, self._fleet.where())
+            self._outbox += transfer.assignments.update(plan, self._fleet.where(), transfer.paces)
 
     # ---- for people --------------------------------------------------------------------------------------------
 

@@ -33,8 +33,9 @@ class Rates:
         self._from_seed: dict[str, float] = {}
         self._uplinks: deque[Round] = deque(maxlen=REMEMBERED)
 
-    def begin(self, planned: Mapping[Link, float], relayed: bool) -> None:
-        """A transfer, whose senders pass on what they get (``relayed``), or new links that are warmed."""
+    def begin(self, planned: Mapping[Link, float], relayed: bool, held: bool = False) -> None:
+        """A transfer, whose senders pass on what they get (``relayed``), or new links that are warmed.  held: nobody
+        may send faster than planned, so what is seen is not what anybody can do at most."""
         receives, sends = self._round.evidence()
         seed_held_up = _held_up(self._shares(self._round))
         for node_id, evidence in receives.items():
@@ -44,7 +45,7 @@ class Rates:
         for node_id, evidence in sends.items():
             _learn(self._sends, node_id, evidence, evidence.tells)
         self._remember_uplink(seed_held_up)
-        self._round = Round(dict(planned), relayed, (_usual(self._sends, {}), _usual(self._receives, {})))
+        self._round = Round(dict(planned), relayed, held, (_usual(self._sends, {}), _usual(self._receives, {})))
 
     def saw(self, parent: str, child: str, bytes_per_s: float) -> None:
         """What ``child`` says that it got from ``parent``. A repeated number is no new measurement."""
@@ -58,6 +59,10 @@ class Rates:
     def egress(self, bytes_per_s: float) -> None:
         """All that the seed sends."""
         self._round.egress = max(self._round.egress, bytes_per_s)
+
+    def knows(self, parent: str, child: str) -> bool:
+        """Whether both were seen at work; what the seed itself can do is another question."""
+        return (child in self._receives or child in self._from_seed) and (parent == SEED or parent in self._sends)
 
     # ---- nodes -------------------------------------------------------------------------------------------------
 
@@ -79,14 +84,25 @@ class Rates:
     def uplink(self) -> float:
         """B_0. While every child of the seed ran at its own rate, the uplink was not the limit: it may suffice for half
         as many children again, or for one more."""
-        rounds = [x for x in (*self._uplinks, self._round) if x.egress > 0]
-        if not rounds:
+        best = max((x.egress for x in self._telling()), default=0.0)
+        if not best:
             return UNKNOWN_UPLINK
-        best = max(x.egress for x in rounds)
+        return max(GROWTH * best, best + self._usual_down()) if self.explores else best
+
+    @property
+    def explores(self) -> bool:
+        """Whether more is asked of the uplink than was ever seen."""
+        rounds = self._telling()
+        best = max((x.egress for x in rounds), default=0.0)
         shares = [share for x in rounds if x.egress >= OWN_RATE * best and (share := self._shares(x))]
         held_up = any(map(_held_up, shares))
         idle = any(min(share) >= OWN_RATE and median(share) <= MORE_THAN_OWN for share in shares)
-        return max(GROWTH * best, best + self._usual_down()) if idle and not held_up else best
+        return idle and not held_up
+
+    def _telling(self) -> list[Round]:
+        """Rounds that say something of the uplink."""
+        now = [] if self._round.held and self._uplinks else [self._round]
+        return [x for x in (*self._uplinks, *now) if x.egress > 0]
 
     def _shares(self, seen: Round) -> list[float]:
         """Of the rate that it has elsewhere, what each child of the seed got. What is learnt later judges earlier
@@ -102,7 +118,7 @@ class Rates:
         """A round that the uplink did not hold up says nothing new once one was that sent as much."""
         enough = OWN_RATE * self._round.egress
         known = any(x.egress >= enough and _held_up(self._shares(x)) for x in self._uplinks)
-        if self._round.egress > 0 and (held_up or not known):
+        if self._round.egress > 0 and not self._round.held and (held_up or not known):
             self._uplinks.append(self._round)
 
 

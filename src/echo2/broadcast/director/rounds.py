@@ -50,10 +50,18 @@ class Evidence(msgspec.Struct):
 class Round:
     """One transfer, or one time of warming links."""
 
-    def __init__(self, planned: Mapping[Link, float], relayed: bool, usual: tuple[float, float] = (0.0, 0.0)) -> None:
-        """relayed: senders pass on what they get.  usual: rates up and down of others, 0 for unknown."""
+    def __init__(
+        self,
+        planned: Mapping[Link, float],
+        relayed: bool,
+        held: bool = False,
+        usual: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """relayed: senders pass on what they get.  held: no faster than planned.  usual: rates up and down of others, 0
+        for unknown."""
         self._planned = planned
         self.relayed = relayed
+        self.held = held
         self._usual_up, self._usual_down = usual
         self._flows: dict[Link, float] = {}
         self.from_seed: dict[str, float] = {}

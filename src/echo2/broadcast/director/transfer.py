@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 
 from echo2.broadcast.director.assignments import Assignments
-from echo2.broadcast.plan.model import Plan
+from echo2.broadcast.plan.model import Plan, Stream
 from echo2.broadcast.plan.repair import Kin, without
 from echo2.broadcast.relay.frames import Report
 from echo2.types import Policy
@@ -44,6 +44,8 @@ class Transfer:
         self.plan: Plan | None = None
         """Nodes that left since are still in it."""
         self.assignments = Assignments(facts.manifest)
+        self.paces: Mapping[Stream, float] = {}
+        """Of streams that are held."""
         self.stale = False
         """Somebody may have to be told its part."""
         self.waiting: dict[str, float] = {}

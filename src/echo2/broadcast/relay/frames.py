@@ -83,6 +83,8 @@ class Want(Control, frozen=True):
     spills: bool
     have: bytes
     """Bitmap, chunk 0 in the lowest bit of the first byte; empty for nothing."""
+    pace_bytes_per_s: Rate = 0.0
+    """Send no faster than this over this link; 0 for as fast as it goes."""
 
 
 class Have(Control, frozen=True):
@@ -148,7 +150,10 @@ class Feed(msgspec.Struct, frozen=True):
     """Parent, then who to turn to when it fails: its own parent, and so on; the seed is last."""
     stretches: Annotated[tuple[Stretch, ...], msgspec.Meta(max_length=MAX_FEEDS)]
     rate_bytes_per_s: Rate
+    """What the plan counts on."""
     spills: bool
+    pace_bytes_per_s: Rate = 0.0
+    """What the parent shall not exceed, so that no queue grows along the way; 0 for as fast as it goes."""
 
 
 class Assign(Control, frozen=True):

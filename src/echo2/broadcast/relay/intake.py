@@ -78,8 +78,10 @@ class FeedState:
         if elapsed_s < STARVED_S:
             return
         gained = backlog - before + self._chunks
-        planned = self.feed.rate_bytes_per_s * elapsed_s / chunk_bytes if self._turns < PLANNED_TURNS else 0.0
-        least = max(TOO_FEW * gained, TOO_FEW_PLANNED * planned)
+        planned = self.feed.rate_bytes_per_s * elapsed_s / chunk_bytes
+        least = TOO_FEW * min(gained, planned or gained)  # it may gain far more than its own line carries
+        if self._turns < PLANNED_TURNS:
+            least = max(least, TOO_FEW_PLANNED * planned)
         self._starves = backlog >= LEAST_BACKLOG and self._chunks < least
         self._window, self._chunks = (now, backlog), 0
 

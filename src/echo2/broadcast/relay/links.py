@@ -39,6 +39,13 @@ class Wake(msgspec.Struct, frozen=True):
     link: int
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """Let the link send no faster than this; 0 for as fast as it goes."""
+
+    link: int
+    bytes_per_s: float
+
+
 class OpenFile(msgspec.Struct, frozen=True):
     """Open (or make) the object's file, then say ``opened``."""
 
@@ -57,7 +64,7 @@ class Say(msgspec.Struct, frozen=True):
     word: Word
 
 
-Action = Dial | Hangup | Wake | OpenFile | CloseFile | Say
+Action = Dial | Hangup | Wake | Pace | OpenFile | CloseFile | Say
 
 
 class ChunkOut(msgspec.Struct, frozen=True):
@@ -95,9 +102,16 @@ class Link:
         """By our stream number: root of the object that comes here."""
         self.pending: list[tuple[Want, float]] = []
         """Asked for by a child that no assignment of ours names yet, and since when."""
+        self._pace = 0.0
         self._controls: deque[bytes] = deque()
         self._padding = 0
         self._padding_until_s = 0.0
+
+    def new_pace(self) -> float | None:
+        """Bytes per second that became the link's limit just now, 0 for none; None when nothing changed."""
+        paces = [serving.pace_bytes_per_s for serving in self.servings.values()]
+        before, self._pace = self._pace, max(paces) if paces and all(paces) else 0.0
+        return self._pace if self._pace != before else None
 
     def say(self, control: Control) -> None:
         self._controls.append(encode_control(control))
@@ -198,6 +212,11 @@ class Links:
 
     def wake(self, link: Link) -> None:
         self.do(Wake(link.number))
+
+    def pace(self, link: Link) -> None:
+        """After what is sent over the link became other."""
+        if (pace := link.new_pace()) is not None:
+            self.do(Pace(link.number, pace))
 
     def hang_up(self, link: Link, why: str) -> None:
         self.do(Hangup(link.number, why))

@@ -11,10 +11,19 @@ from collections import deque
 
 WINDOW_S, LEAST_WINDOW_S = 2.0, 0.4
 """Transfers shorter than the first are judged by what they have, down to the second."""
+MOMENT_S = 0.1
+"""Within so long several heartbeats may come together."""
 IDLE_S = 1.0
 """A pause that separates one transfer from the next."""
 LEAST_BYTES = 256 * 1024
 """Transfers below this say nothing about a line."""
+QUIET_BYTES_PER_S = 16 * 1024
+"""What heartbeats and reports may take on one connection: no transfer is so slow."""
+
+
+def is_flow(gained_bytes: int, elapsed_s: float) -> bool:
+    """Whether more went over a connection than what keeps it alive."""
+    return gained_bytes > QUIET_BYTES_PER_S * max(elapsed_s, MOMENT_S)
 
 
 class RateMeter:
@@ -30,8 +39,8 @@ class RateMeter:
 
     def sample(self, total_bytes: int, now: float) -> None:
         """``total_bytes`` have flowed since some beginning."""
-        before = self._samples[-1][1] if self._samples else total_bytes
-        grows = total_bytes > before
+        then, before = self._samples[-1] if self._samples else (now, total_bytes)
+        grows = is_flow(total_bytes - before, now - then)
         if grows:
             if now - self._grew_s > IDLE_S:
                 self._began, self._peak, self._short_peak = before, 0.0, 0.0

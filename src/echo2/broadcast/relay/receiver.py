@@ -235,7 +235,8 @@ class Receiver:
         feed.stream, feed.chunk_s = self._streams, now
         have = pack_flags(intake.here) if intake.missing < intake.count else b""
         spills = feed.feed.spills or feed.at > 0  # whoever stands in for a failed source carries all that is left
-        want = Want(self._streams, intake.root, max(intake.generation, 0), feed.feed.stretches, spills, have)
+        pace = feed.feed.pace_bytes_per_s / self._lanes if feed.at == 0 else 0.0  # who stands in may have to hurry
+        want = Want(self._streams, intake.root, max(intake.generation, 0), feed.feed.stretches, spills, have, pace)
         for link in links:
             assert link is not None, "looked at above"
             link.feeds[self._streams] = intake.root

@@ -15,7 +15,7 @@ from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.plan.model import SEED, Topology
 from echo2.broadcast.relay.control import Tally
 from echo2.broadcast.relay.frames import Probe, Report, Source
-from echo2.broadcast.relay.meter import RateMeter
+from echo2.broadcast.relay.meter import RateMeter, is_flow
 from echo2.broadcast.relay.node import Node
 from echo2.broadcast.relay.sockets import Greeted
 from echo2.errors import Malformed
@@ -37,6 +37,7 @@ class Seed:
         self._signed: dict[bytes, Manifest] = {}
         """Published objects by the signed bytes of their manifests."""
         self._acked: dict[int, int] = {}
+        self._ticked_s = float("-inf")
         self._arrived = 0
         """Bytes that arrived over all links so far."""
         self._meter = RateMeter()
@@ -103,8 +104,9 @@ class Seed:
 
     def tick(self, acked: Mapping[int, int], node: Node, now: float) -> Tally | None:
         """acked: bytes that arrived, per link, since it was made. Returns a tally when there is news."""
-        self._arrived += sum(max(total - self._acked.get(number, 0), 0) for number, total in acked.items())
-        self._acked = dict(acked)
+        gains = [total - self._acked.get(number, 0) for number, total in acked.items()]
+        self._arrived += sum(gained for gained in gains if is_flow(gained, now - self._ticked_s))
+        self._acked, self._ticked_s = dict(acked), now
         self._meter.sample(self._arrived, now)
         peak = self._meter.peak_bytes_per_s()
         if peak > 0 and abs(peak - self._egress) > 0.02 * self._egress:

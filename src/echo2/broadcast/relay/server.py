@@ -55,7 +55,8 @@ class Server:
             link.servings[have.stream].child_got(have.numbers)
 
     def halt(self, link: Link, stream: int) -> None:
-        link.servings.pop(stream, None)
+        if link.servings.pop(stream, None) is not None:
+            self._links.pace(link)
         link.pending = [(want, since_s) for want, since_s in link.pending if want.stream != stream]
 
     def stored(self, root: str, chunk: int) -> None:
@@ -90,8 +91,10 @@ class Server:
         if serving is None:
             order = order_of(want.stretches, want.spills, intake.count)
             child_has = unpack_flags(want.have, intake.count)
-            serving = Serving(intake.root, intake.manifest.policy, want.stream, order, child_has, intake.here)
+            policy, pace = intake.manifest.policy, want.pace_bytes_per_s
+            serving = Serving(intake.root, policy, want.stream, order, child_has, intake.here, pace)
         link.servings[want.stream] = serving
+        self._links.pace(link)
         self._links.wake(link)
 
     def _carried_elsewhere(self, peer: str, stream: int) -> Serving | None:

@@ -18,12 +18,20 @@ from echo2.types import Policy
 
 class Serving:
     def __init__(
-        self, root: str, policy: Policy, stream: int, order: Sequence[int], child_has: bytearray, here: bytearray
+        self,
+        root: str,
+        policy: Policy,
+        stream: int,
+        order: Sequence[int],
+        child_has: bytearray,
+        here: bytearray,
+        pace_bytes_per_s: float = 0.0,
     ) -> None:
         """child_has, here: one byte per chunk, 1 for had; ``child_has`` becomes this stream's own."""
         self.root = root
         self.policy = policy
         self.stream = stream
+        self.pace_bytes_per_s = pace_bytes_per_s
         self._order = order
         self._place = {number: place for place, number in enumerate(order)}
         self._over = child_has

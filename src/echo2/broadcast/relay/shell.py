@@ -127,6 +127,9 @@ class RelayShell:
             case ln.Wake(link):
                 if (wire := self._wires.get(link)) is not None:
                     wire.wake()
+            case ln.Pace(link, bytes_per_s):
+                if (wire := self._wires.get(link)) is not None:
+                    wire.pace(bytes_per_s)
             case ln.Hangup(link, why):
                 if (wire := self._wires.get(link)) is not None:
                     wire.hang_up(why)

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import ssl
 import struct
+import sys
 import time
 from typing import NamedTuple
 
@@ -27,6 +28,10 @@ LANES_WITHOUT_BBR = 4
 """Connections per feed where loss would keep a single one slow."""
 
 _CONGESTION = b"bbr"
+_SO_MAX_PACING_RATE = 47
+"""Linux's number, which Python's ``socket`` does not name."""
+_FASTEST_PACE = 2**31
+"""Bytes per second that do not fit the option any more; nothing is held back then."""
 _FLOW = struct.Struct("=120xQQ")
 """Where ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` lie in Linux's ``struct tcp_info``."""
 
@@ -85,6 +90,14 @@ def flow_of(sock: socket.socket) -> Flow:
     except (OSError, AttributeError):
         return Flow(0, 0)
     return Flow(*_FLOW.unpack(info)) if len(info) == _FLOW.size else Flow(0, 0)
+
+
+def pace(sock: socket.socket, bytes_per_s: float) -> None:
+    """Let the kernel send no faster; 0 for as fast as it goes. No effect where the kernel cannot. Raises OSError for a
+    closed socket."""
+    if sys.platform == "linux":
+        limit = int(bytes_per_s) if 1 <= bytes_per_s < _FASTEST_PACE else -1
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, limit)
 
 
 def _greet(plain: socket.socket, context: ssl.SSLContext, greet: f.Greet, deadline: float, *, server: bool) -> Greeted:

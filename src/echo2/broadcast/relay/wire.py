@@ -19,7 +19,7 @@ from typing import Protocol
 
 from echo2.broadcast.parse import MAX_CHUNK_BYTES
 from echo2.broadcast.relay import frames as f
-from echo2.broadcast.relay.sockets import Flow, flow_of
+from echo2.broadcast.relay.sockets import Flow, flow_of, pace
 from echo2.errors import Malformed
 
 RECORD_BYTES = 16 * 1024
@@ -95,6 +95,11 @@ class Wire:
         with self._waking, contextlib.suppress(BlockingIOError):
             if self._wake_out >= 0:
                 os.write(self._wake_out, b"\0")
+
+    def pace(self, bytes_per_s: float) -> None:
+        """Send no faster; 0 for as fast as it goes."""
+        with contextlib.suppress(OSError):  # it may be closed by now
+            pace(self.sock, bytes_per_s)
 
     def hang_up(self, why: str) -> None:
         self._why = self._why or why
