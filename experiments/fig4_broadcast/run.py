@@ -64,6 +64,7 @@ def _bench(config: dict[str, Any], series: dict[str, Any], workers: int) -> dict
         "--mib": config["mib"],
         "--share": config["share"],
         "--repeat": config["repeat"],
+        "--warm-up": series["warm_up"],
     }
     arguments = [str(part) for pair in values.items() for part in pair]
     command = [sys.executable, "-m", "bench.broadcast_wan", *arguments, "--scheme", *series["schemes"]]

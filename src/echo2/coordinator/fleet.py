@@ -36,7 +36,6 @@ class RunningLease(msgspec.Struct):
 class WorkerRecord(msgspec.Struct):
     worker_id: str
     name: str
-    joined_s: float
     last_seen_s: float
     rate: DeliveryRate
     usd_per_h: float
@@ -66,7 +65,7 @@ class Fleet:
         """A request of this worker arrived."""
         worker = self.workers.get(worker_id)
         if worker is None:
-            worker = WorkerRecord(worker_id, name, now, now, DeliveryRate(opened_s=now), self.usd_per_h)
+            worker = WorkerRecord(worker_id, name, now, DeliveryRate(opened_s=now), self.usd_per_h)
             self.workers[worker_id] = worker
         worker.last_seen_s = now
         worker.active = True

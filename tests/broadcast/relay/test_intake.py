@@ -19,7 +19,7 @@ def judged(planned_chunks_per_s: float, got_per_s: float, parent_gains_per_s: fl
         state.parent_has(round(backlog + now * (parent_gains_per_s - got_per_s)), CHUNK, now)
         for _ in range(round(got_per_s / 2) if half_seconds else 0):
             state.got_chunk(now)
-    return state.starves(STARVED_S)
+    return state.starves(0.0, STARVED_S)
 
 
 @pytest.mark.parametrize(
@@ -42,5 +42,6 @@ def test_a_parent_without_anything_to_send_is_not_to_blame_until_it_was_silent_f
     assert judged(10, 0, 0, backlog=0) == ""
     state = FeedState(Feed((Source(SEED, "", 0),), (Stretch(0, 9),), 1.0, True), 0, 0.0)
     state.stream = 1
-    assert state.starves(SILENT_S - 0.1) == ""
-    assert "no chunk" in state.starves(SILENT_S)
+    assert state.starves(0.0, SILENT_S - 0.1) == ""
+    assert "no chunk" in state.starves(0.0, SILENT_S)
+    assert state.starves(1.0, SILENT_S) == "", "another feed of the object brought something since"

@@ -41,8 +41,8 @@ LATENCY_S = 0.02
 """One way, taken for every link: plans hardly depend on it."""
 USUAL_BYTES, USUAL_CHUNK_BYTES = 64 * 1024 * 1024, 256 * 1024
 """What the standing plan is made for before anything was published."""
-TELLING_BYTES = 4 * 1024 * 1024
-"""Smaller objects measure latency, not rates."""
+TELLING_S = 2.0
+"""Shorter transfers measure latency, not rates: they are over before a rate can be taken."""
 
 
 class Director:
@@ -202,7 +202,7 @@ class Director:
         rates = self._fleet.rates
         held = self._pacing.may_hold and not rates.explores
         transfer.paces = paces(plan, rates.knows) if held else {}
-        if facts.size_bytes >= TELLING_BYTES:
+        if plan.predicted_all_s >= TELLING_S:
             self._measure(plan, relayed=True, held=held)
             self._pacing.count(held)
         self._tell(transfer)

@@ -21,7 +21,7 @@ PLANNED_TURNS = 2
 LEAST_BACKLOG = 4
 """Chunks a parent must have for us before it can be blamed."""
 SILENT_S = 6.0
-"""A source that sends no chunk at all for so long is left, whatever it says."""
+"""A source that sends no chunk at all for so long, while no other does, is left, whatever it says."""
 ROUND_PAUSE_S = 0.5
 """Before the first source is asked again after the last one failed."""
 STUCK_S = 20.0
@@ -85,11 +85,12 @@ class FeedState:
         self._starves = backlog >= LEAST_BACKLOG and self._chunks < least
         self._window, self._chunks = (now, backlog), 0
 
-    def starves(self, now: float) -> str:
-        """Why this source must be left; empty when it need not be."""
+    def starves(self, chunk_s: float, now: float) -> str:
+        """Why this source must be left; empty when it need not be.  chunk_s: when any feed of the object brought a
+        chunk; in a ring they do so by turns."""
         if self.stream is None:
             return ""
-        if now - self.chunk_s >= SILENT_S:
+        if now - max(chunk_s, self.chunk_s) >= SILENT_S:
             return f"no chunk for {SILENT_S:g} s"
         others = len(self.feed.sources) > 1
         return f"it has chunks and sends too few for {STARVED_S:g} s" if self._starves and others else ""

@@ -96,6 +96,8 @@ class Link:
         self.received_bytes = 0
         self.warmed_s = float("-inf")
         """When padding was last asked for."""
+        self.measured = False
+        """We asked for enough of it to see how fast the link is."""
         self.servings: dict[int, Serving] = {}
         """By the child's stream number: what is sent here."""
         self.feeds: dict[int, str] = {}

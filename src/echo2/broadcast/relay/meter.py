@@ -13,6 +13,8 @@ WINDOW_S, LEAST_WINDOW_S = 2.0, 0.4
 """Transfers shorter than the first are judged by what they have, down to the second."""
 MOMENT_S = 0.1
 """Within so long several heartbeats may come together."""
+PAUSE_S = 0.3
+"""A window with a longer pause in it says what was sent, not what could be."""
 IDLE_S = 1.0
 """A pause that separates one transfer from the next."""
 LEAST_BYTES = 256 * 1024
@@ -26,6 +28,23 @@ def is_flow(gained_bytes: int, elapsed_s: float) -> bool:
     return gained_bytes > QUIET_BYTES_PER_S * max(elapsed_s, MOMENT_S)
 
 
+class Arrivals:
+    """Bytes of one connection as they came over the line.
+
+    The kernel counts bytes in order: none while a lost packet is awaited, then at once all that lay behind it, which
+    would look like a fast line. It counts segments as they come; full ones give a limit.
+    """
+
+    def __init__(self) -> None:
+        self._total = self._at_most = 0
+
+    def total(self, in_order: int, at_most: int) -> int:
+        """Of both counts since the connection was made: never more than either lets arrive."""
+        gained, self._at_most = max(at_most - self._at_most, 0), at_most
+        self._total = min(in_order, self._total + gained)
+        return self._total
+
+
 class RateMeter:
     """Feed it totals several times per window."""
 
@@ -34,7 +53,7 @@ class RateMeter:
         """(time, total) of the newest transfer, oldest first: what the window covers and one before."""
         self._began = 0
         """Total when the newest transfer began."""
-        self._grew_s = float("-inf")
+        self._grew_s = self._steady_since_s = float("-inf")
         self._peak = self._short_peak = 0.0
 
     def sample(self, total_bytes: int, now: float) -> None:
@@ -45,6 +64,8 @@ class RateMeter:
             if now - self._grew_s > IDLE_S:
                 self._began, self._peak, self._short_peak = before, 0.0, 0.0
                 self._samples = deque([self._samples[-1]])
+            if now - self._grew_s > max(PAUSE_S, now - then):
+                self._steady_since_s = then
             self._grew_s = now
         self._samples.append((now, total_bytes))
         while len(self._samples) > 2 and now - self._samples[1][0] >= WINDOW_S:
@@ -54,9 +75,11 @@ class RateMeter:
             self._peak = max(self._peak, self._rate_over(WINDOW_S))
 
     def _rate_over(self, window_s: float) -> float:
-        """Of the newest ``window_s``, at least; 0 while there is less."""
+        """Of the newest ``window_s``, at least; 0 while there is less, or a pause in it."""
         now, total = self._samples[-1]
         for then, before in reversed(self._samples):
+            if then < self._steady_since_s:
+                return 0.0
             if now - then >= window_s:
                 return (total - before) / (now - then)
         return 0.0

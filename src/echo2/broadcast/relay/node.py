@@ -23,14 +23,11 @@ from echo2.broadcast.relay.links import SILENCE_S, Action, Link, Links, Out, Say
 from echo2.broadcast.relay.meter import RateMeter
 from echo2.broadcast.relay.receiver import Receiver
 from echo2.broadcast.relay.server import Server
+from echo2.broadcast.relay.standing import WARM_BYTES, Standing
 from echo2.errors import Malformed
 
-WARM_BYTES = 16 * 1024 * 1024
-"""More than a second of 100 Mbit/s; a fast link has them sooner and is warm as well."""
 WARM_AGAIN_S = 2.0
 """Padding is sent at most so often."""
-STANDBY_SOURCES = 2
-"""Of each feed: parent and grandparent stay connected between versions."""
 REPORT_S = 0.5
 REDIAL_S, MOST_REDIAL_S = 0.5, 10.0
 """Pause before the seed is dialled again; it doubles from the first to the second."""
@@ -46,11 +43,10 @@ class Node:
         must not take our streams for those of our earlier life, so every life begins elsewhere.
         """
         self._seed = seed
-        self._lanes = lanes
         self._links = Links(node_id, seed)
         self._receiver = Receiver(self._links, lanes, seed is None, first_stream)
         self._server = Server(self._links, self._receiver, seed is None)
-        self._standing: f.Assign | None = None
+        self._standing = Standing(self._links, lanes)
         self._meters: dict[str, RateMeter] = {}
         self._ended: Counter[str] = Counter()
         """Bytes that came over links that are gone, by peer."""
@@ -104,10 +100,10 @@ class Node:
         if not outbound:
             return
         if self._is_seed_link(link):
-            self._redial_pause_s, self._reported, self._standing = REDIAL_S, None, None
+            self._redial_pause_s, self._reported = REDIAL_S, None
+            self._standing.forget()
             self._receiver.forget_generations()
-        if peer in (SEED, self._first_parent()):
-            self._warm(link, now)
+        self._standing.warm(link, now)
         self._receiver.link_up(now)
         self._links.wake(link)
 
@@ -183,7 +179,8 @@ class Node:
     def assign(self, frame: f.Assign, manifest: Manifest | None, now: float) -> None:
         """Our part in a plan, from the seed; ``manifest`` is the verified one inside, None for standing links."""
         if manifest is None:
-            self._stand(frame, now)
+            busy = {feed.source.node_id for intake in self._receiver for feed in intake.feeds}
+            self._standing.take(frame, busy, now)
             return
         self._receiver.assign(frame, manifest, now)
         for link in self._links:
@@ -243,40 +240,10 @@ class Node:
         for peer, total in totals.items():
             self._meters.setdefault(peer, RateMeter()).sample(total + self._ended[peer], now)
 
-    # ---- standing links ----------------------------------------------------------------------------------------
-
-    def _stand(self, frame: f.Assign, now: float) -> None:
-        """Keep connected to those who will feed us, and to nobody else beyond the seed."""
-        if self._standing is not None and frame.generation < self._standing.generation:
-            return
-        self._standing = frame
-        kept = set()
-        for place, feed in enumerate(frame.feeds):
-            for source in feed.sources[:STANDBY_SOURCES]:
-                for lane in range(place * self._lanes, (place + 1) * self._lanes):
-                    kept.add((source.node_id, lane))
-                    self._links.dial(source, lane)
-        if (parent := self._links.to(self._first_parent(), 0)) is not None:
-            self._warm(parent, now)
-        busy = {feed.source.node_id for intake in self._receiver for feed in intake.feeds}
-        for link in self._links.dialled():
-            if link.peer != SEED and link.peer not in busy and (link.peer, link.lane) not in kept:
-                self._links.hang_up(link, "no longer in the plan")
-
-    def _warm(self, link: Link, now: float) -> None:
-        """Let the link find out its rate, once."""
-        if link.lane == 0 and link.warmed_s < 0:
-            link.warmed_s = now
-            self._links.say(link, f.Warm(WARM_BYTES))
-
-    def _first_parent(self) -> str:
-        feeds = self._standing.feeds if self._standing is not None else ()
-        return feeds[0].sources[0].node_id if feeds and feeds[0].sources else ""
+    # ---- reports -----------------------------------------------------------------------------------------------
 
     def _is_seed_link(self, link: Link) -> bool:
         return link.outbound and link.peer == SEED and link.lane == 0
-
-    # ---- reports -----------------------------------------------------------------------------------------------
 
     def tally(self) -> Tally:
         shares = {x.root: 1.0 - x.missing / max(x.count, 1) for x in self._receiver if x.open and not x.whole}

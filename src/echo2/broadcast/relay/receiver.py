@@ -195,8 +195,9 @@ class Receiver:
     def tick(self, now: float) -> None:
         """Leave sources that starve us; try again after a pause; tell the program when nothing helps."""
         for intake in self:
+            chunk_s = max((feed.chunk_s for feed in intake.feeds), default=now)
             for feed in intake.feeds:
-                if why := feed.starves(now):
+                if why := feed.starves(chunk_s, now):
                     if feed.source.node_id != SEED:
                         self.accused.add(feed.source.node_id)
                     self._leave(intake, feed, why, now)

@@ -104,11 +104,11 @@ class RelayShell:
             now = time.monotonic()
             tally = None
             with self._lock:
-                flows = {number: wire.flow for number, wire in self._wires.items()}
-                self._node.tick({number: flow.received_bytes for number, flow in flows.items()}, now)
+                carried = {number: wire.carried() for number, wire in self._wires.items()}
+                self._node.tick({number: here for number, (_, here) in carried.items()}, now)
                 if self._seed is not None:
-                    acked = {number: flow.acked_bytes for number, flow in flows.items()}
-                    tally = self._seed.tick(acked, self._node, now)
+                    there = {number: there for number, (there, _) in carried.items()}
+                    tally = self._seed.tick(there, self._node, now)
             if tally is not None:
                 self._say(tally)
             self._act()

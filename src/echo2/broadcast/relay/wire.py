@@ -19,7 +19,8 @@ from typing import Protocol
 
 from echo2.broadcast.parse import MAX_CHUNK_BYTES
 from echo2.broadcast.relay import frames as f
-from echo2.broadcast.relay.sockets import Flow, flow_of, pace
+from echo2.broadcast.relay.meter import Arrivals
+from echo2.broadcast.relay.sockets import flow_of, pace
 from echo2.errors import Malformed
 
 RECORD_BYTES = 16 * 1024
@@ -66,6 +67,7 @@ class Wire:
         self._ends = ends
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._waking = threading.Lock()
+        self._there, self._here = Arrivals(), Arrivals()
         self._why = ""
         self._buffer = bytearray(RECORD_BYTES)
         """Reused for every chunk that is sent: fresh memory costs more than the copy."""
@@ -86,10 +88,11 @@ class Wire:
         self._woken = True
         """There may be something to send."""
 
-    @property
-    def flow(self) -> Flow:
-        """Bytes that went each way so far."""
-        return flow_of(self.sock)
+    def carried(self) -> tuple[int, int]:
+        """Bytes that arrived at the other side, and here. To be called by one thread."""
+        flow = flow_of(self.sock)
+        there = self._there.total(flow.acked_bytes, flow.delivered_bytes)
+        return there, self._here.total(flow.received_bytes, flow.come_bytes)
 
     def wake(self) -> None:
         with self._waking, contextlib.suppress(BlockingIOError):
