@@ -40,19 +40,30 @@ def main() -> int:
 
 
 def measure(config: dict[str, Any]) -> str:
-    """Write ``results.json``, after every run; return why this machine cannot, or nothing."""
-    rows: list[dict[str, Any]] = []
+    """Write ``results.json``, after every run; return why this machine cannot, or nothing. Runs whose rows are there
+    already are not made again."""
+    kept = {key: value for key, value in config.items() if key != "series"}
+    rows = _rows_so_far(kept)
     for series in config["series"]:
         for workers in config["workers"]:
+            done = {row["scheme"] for row in rows if (row["series"], row["workers"]) == (series["label"], workers)}
+            if done.issuperset(series["schemes"]):
+                continue
             report = _bench(config, series, workers)
             if "skipped" in report:
                 return str(report["skipped"])
             rows += [_row(series, workers, scheme, report) for scheme in series["schemes"]]
-            kept = {key: value for key, value in config.items() if key != "series"}
             RESULTS.write_text(
                 json.dumps({"config": kept, "machine": report["machine"], "rows": rows}, indent=1) + "\n"
             )
     return ""
+
+
+def _rows_so_far(kept: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of a run with the same options that was interrupted."""
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    rows: list[dict[str, Any]] = results.get("rows", [])
+    return rows if results.get("config") == kept else []
 
 
 def _bench(config: dict[str, Any], series: dict[str, Any], workers: int) -> dict[str, Any]:
