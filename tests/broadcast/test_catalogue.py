@@ -126,3 +126,10 @@ def test_what_is_kept_leads_to_every_kept_policy_that_could_be_had(entries: list
     left = kept_entries(entries, [policy(x) for x in kept])
     for version in kept:
         assert cheapest_path(left, policy(version), ()) == cheapest_path(entries, policy(version), ())
+
+
+def test_no_second_anchor_is_due_even_where_the_first_turned_out_larger_than_the_way_there_was() -> None:
+    entries = [anchor(0), delta(0, 2, 1000)]
+    assert anchor_due(entries, policy(2), 8)
+    entries.append(anchor(2, 10**6))
+    assert not anchor_due(entries, policy(2), 8)

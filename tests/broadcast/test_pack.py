@@ -119,3 +119,12 @@ def test_e04_a_broken_file_is_named_and_nothing_is_made_or_allocated(tmp_path: P
     finally:
         tracemalloc.stop()
     assert not (tmp_path / "x").exists()
+
+
+def test_nothing_of_an_earlier_attempt_gets_into_a_snapshot(tmp_path: Path) -> None:
+    left = tmp_path / "x.partial"
+    left.mkdir()
+    (left / "stale.json").write_text("{}")
+    pack_directory(model(tmp_path / "m", [{"a": np.ones(3, np.float32)}]), tmp_path / "x")
+    names = sorted(path.name for path in (tmp_path / "x").iterdir())
+    assert names == ["config.json", "manifest.json", "model.safetensors", "tokenizer.json"]

@@ -72,8 +72,11 @@ def anchor_due(entries: Sequence[Entry], policy: Policy, anchor_every: int) -> b
     """Whether ``policy`` needs an anchor of its own, given what exists, the delta to it included.
 
     It does when nobody can get there from nothing, when a joiner would apply ``anchor_every`` deltas or more, or when
-    those deltas together are as large as the anchor before them.
+    those deltas together are as large as the anchor before them. Never a second one, even where its anchor turned out
+    larger than the way that was there before.
     """
+    if any(entry.base is None and entry.policy == policy for entry in entries):
+        return False
     path = cheapest_path(entries, policy, ())
     if path is None:
         return True

@@ -7,6 +7,7 @@ Invariant: packing changes no tensor's bytes; the packed folder is again a Huggi
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -62,7 +63,8 @@ def pack_directory(source: Path, out: Path, *, run_id: str = "packed", policy: P
     model = _model_in(source)
     partial = out.with_name(out.name + PARTIAL)
     with room_for(out):
-        partial.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)  # what an earlier attempt left
+        partial.mkdir(parents=True)
         with ObjectWriter(partial / OBJECT_NAME, CHUNK_BYTES) as writer:
             writer.write(header_bytes(stored.tensor for stored in model.stored))
             entries = [_entry(stored.tensor, writer.write_blocks(_blocks(stored.piece))) for stored in model.stored]

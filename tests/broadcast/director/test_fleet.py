@@ -34,6 +34,26 @@ def test_who_is_accused_feeds_nobody_for_a_while() -> None:
     assert leaves(fleet, PROBATION_S + 1) == set(), "it is still the same accusation"
 
 
+def test_who_does_wrong_again_long_after_feeds_nobody_again() -> None:
+    fleet = fleet_of()
+    accuse(fleet, "b", "a")
+    fleet.leave("b")
+    fleet.join(Source("b", "b.test", 1))
+    accuse(fleet, "b", now=PROBATION_S)
+    assert leaves(fleet, PROBATION_S + 1) - {"b"} == set()
+    accuse(fleet, "b", "a", now=PROBATION_S + 2)
+    assert "a" in leaves(fleet, PROBATION_S + 3)
+
+
+def test_an_accuser_that_only_connects_again_accuses_nobody_anew() -> None:
+    fleet = fleet_of()
+    accuse(fleet, "b", "a")
+    fleet.leave("b")
+    fleet.join(Source("b", "b.test", 1))
+    accuse(fleet, "b", "a", now=PROBATION_S - 1)
+    assert "a" not in leaves(fleet, PROBATION_S + 1)
+
+
 def test_who_accuses_many_is_itself_the_slow_one() -> None:
     fleet = fleet_of()
     accuse(fleet, "b", "a", "c", "d")

@@ -5,8 +5,8 @@ from fluid_fleet import BASE, MB, NEXT, facts
 
 from echo2.broadcast.director.transfer import SLOW_S, ObjectFacts, Transfer
 from echo2.broadcast.plan.make import make_plan
-from echo2.broadcast.plan.model import Node, Topology
-from echo2.broadcast.relay.frames import Report
+from echo2.broadcast.plan.model import SEED, Node, Topology
+from echo2.broadcast.relay.frames import Report, Source
 
 NAMES = [f"w{k}" for k in range(8)]
 DELTA, ANCHOR = facts("d"), facts("a", base_root="")
@@ -111,3 +111,20 @@ def test_done_is_who_had_it_whole_even_when_it_let_go_of_it() -> None:
     transfer.report("w0", Report(needs=(DELTA.root,)), True, 2.0)
     assert "w0" in transfer.unfinished(NAMES)
     assert transfer.stale
+
+
+def test_who_lost_what_it_had_and_asks_again_is_told_its_part_again() -> None:
+    transfer = planned()
+    assert transfer.plan is not None
+    where = {name: Source(name, f"{name}.test", 1) for name in (SEED, *NAMES)}
+    transfer.assignments.update(transfer.plan, where)
+    asks = Report(needs=(DELTA.root,))
+    transfer.report("w3", asks, True, 1.0)
+    assert not transfer.stale, "its file is only being opened"
+    transfer.report("w3", Report(needs=(DELTA.root,), progress={DELTA.root: 7}), True, 2.0)
+    transfer.report("w3", asks, True, 3.0)
+    assert transfer.stale
+    assert [name for name, _ in transfer.assignments.update(transfer.plan, where)] == ["w3"]
+    transfer.stale = False
+    transfer.report("w3", asks, True, 3.5)
+    assert not transfer.stale, "once is enough"

@@ -348,3 +348,9 @@ def test_few_of_a_fleet_are_not_left_in_one_line() -> None:
     before = plan_for(alike(16), 400)
     few = [node for node in alike(16) if node.node_id in before.chains[0]]
     assert [len(names) for names in plan_for(few, 400, previous=before.chains).chains] == [1, 1, 1, 1]
+
+
+def test_a_node_that_claims_an_absurd_rate_costs_no_memory() -> None:
+    nodes = [Node("liar", 1e15, 1e7), *(Node(f"w{k}", 1e7, 1e7) for k in range(5))]
+    plan = make_plan(Topology.TREE, nodes, 1e6, 2**26, 2**18, 0.02, 1.0)
+    assert {stream.child for stream in plan.streams} == {node.node_id for node in nodes}

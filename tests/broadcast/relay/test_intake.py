@@ -45,3 +45,11 @@ def test_a_parent_without_anything_to_send_is_not_to_blame_until_it_was_silent_f
     assert state.starves(0.0, SILENT_S - 0.1) == ""
     assert "no chunk" in state.starves(0.0, SILENT_S)
     assert state.starves(1.0, SILENT_S) == "", "another feed of the object brought something since"
+
+
+def test_h05_a_receiver_that_stood_still_itself_does_not_blame_its_parent() -> None:
+    state = FeedState(Feed((Source(SEED, "", 0),), (Stretch(0, 9),), 1.0, True), 0, 0.0)
+    state.stream = 1
+    state.stood_still(8.0)
+    assert state.starves(0.0, 8.5) == ""
+    assert "no chunk" in state.starves(0.0, 8.0 + SILENT_S)

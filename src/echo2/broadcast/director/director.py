@@ -41,8 +41,8 @@ LATENCY_S = 0.02
 """One way, taken for every link: plans hardly depend on it."""
 USUAL_BYTES, USUAL_CHUNK_BYTES = 64 * 1024 * 1024, 256 * 1024
 """What the standing plan is made for before anything was published."""
-TELLING_S = 2.0
-"""Shorter transfers measure latency, not rates: they are over before a rate can be taken."""
+TELLING_BYTES = 4 * 1024 * 1024
+"""Smaller objects measure latency, not rates; nor do they fill a queue."""
 
 
 class Director:
@@ -200,9 +200,10 @@ class Director:
         if transfer is newest:
             self.predicted_s, self.bound_s = plan.predicted_share_s, plan.bound_s
         rates = self._fleet.rates
-        held = self._pacing.may_hold and not rates.explores
+        tells = facts.size_bytes >= TELLING_BYTES
+        held = tells and self._pacing.may_hold and not rates.explores
         transfer.paces = paces(plan, rates.knows) if held else {}
-        if plan.predicted_all_s >= TELLING_S:
+        if tells:
             self._measure(plan, relayed=True, held=held)
             self._pacing.count(held)
         self._tell(transfer)

@@ -31,6 +31,8 @@ class Member:
         self.reachable: bool | None = None
         """None until it was dialled back, which counts as no."""
         self.report = Report()
+        self.heard = False
+        """It has reported since it connected."""
 
 
 class Fleet:
@@ -51,7 +53,10 @@ class Fleet:
     def report(self, node_id: str, report: Report, now: float) -> None:
         member = self.members[node_id]
         for accused in self.members.keys() & report.accused:
-            self._accused_at.setdefault(accused, {}).setdefault(node_id, now)
+            since = self._accused_at.setdefault(accused, {})
+            is_new = node_id not in since or (member.heard and accused not in member.report.accused)
+            since[node_id] = now if is_new else since[node_id]
+        member.heard = True
         for parent, rate in report.edges.items():
             self.rates.saw(parent, node_id, rate)
         member.report = report

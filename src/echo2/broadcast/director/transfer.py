@@ -52,6 +52,8 @@ class Transfer:
         """Nodes without a part, and since when."""
         self._done: set[str] = set()
         """Nodes that had the object whole, even if they do not keep it."""
+        self._began: set[str] = set()
+        """Nodes that told how far they are."""
         self._slow_since: dict[str, float] = {}
 
     def report(self, node_id: str, report: Report, is_newest: bool, now: float) -> None:
@@ -62,6 +64,11 @@ class Transfer:
             self._done.add(node_id)
         elif asks and node_id in self._done:
             self._done.discard(node_id)
+            self.tell_again(node_id)
+        if root in report.progress:
+            self._began.add(node_id)
+        elif asks and node_id in self._began:  # it lost what it had, for want of room perhaps
+            self._began.discard(node_id)
             self.tell_again(node_id)
         is_base_holder = is_newest and self.facts.base_root in report.held
         if node_id in self._done or node_id in self.planned or not (asks or is_base_holder):

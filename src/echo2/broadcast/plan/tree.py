@@ -24,14 +24,14 @@ def tree(problem: Problem) -> Draft:
 
 def _grow(problem: Problem, rate: float) -> Draft:
     """Breadth first; fan-out ⌊u/rate⌋, at least 1."""
-    slots = deque([SEED] * _fan_out(problem.uplink_bytes_per_s, rate))
+    slots = deque([SEED] * _fan_out(problem, problem.uplink_bytes_per_s, rate))
     parents: dict[str, str] = {}
     for node in problem.nodes:
         parents[node.node_id] = slots.popleft() if slots else SEED
         if node.reachable:
-            slots.extend([node.node_id] * _fan_out(node.up_bytes_per_s, rate))
+            slots.extend([node.node_id] * _fan_out(problem, node.up_bytes_per_s, rate))
     return forest_draft(problem, Topology.TREE, parents, dict.fromkeys(parents, whole(problem.chunks)))
 
 
-def _fan_out(uplink: float, rate: float) -> int:
-    return max(1, int(uplink * (1 + MEASURING_SLACK) / rate))
+def _fan_out(problem: Problem, uplink: float, rate: float) -> int:
+    return max(1, min(int(uplink * (1 + MEASURING_SLACK) / rate), len(problem.nodes)))

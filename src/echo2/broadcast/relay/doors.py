@@ -21,6 +21,8 @@ MOST_STRANGERS = 64
 """Connections that have not greeted yet."""
 ACCEPT_POLL_S = 0.5
 CLOSING_S = 2.0
+ACCEPT_PAUSE_S = 0.1
+"""After a connection could not be accepted."""
 STRANGER_NEWS_S = 1.0
 """Strangers are told of at most so often: whoever knocks must not fill the log."""
 
@@ -123,8 +125,9 @@ class Doors:
                 sock, _ = self._socket.accept()
             except TimeoutError:
                 continue
-            except OSError:
-                return
+            except OSError:  # the door was closed, or there are too many open files for a moment
+                self._closed.wait(ACCEPT_PAUSE_S)
+                continue
             if self._strangers.acquire(blocking=False):
                 self._threads.start(lambda sock=sock: self._receive(sock), "greeting")  # type: ignore[misc]
             else:

@@ -85,6 +85,12 @@ class FeedState:
         self._starves = backlog >= LEAST_BACKLOG and self._chunks < least
         self._window, self._chunks = (now, backlog), 0
 
+    def stood_still(self, seconds: float) -> None:
+        """Time in which nothing could be heard does not count."""
+        self.chunk_s += seconds
+        if self._window is not None:
+            self._window = (self._window[0] + seconds, self._window[1])
+
     def starves(self, chunk_s: float, now: float) -> str:
         """Why this source must be left; empty when it need not be.  chunk_s: when any feed of the object brought a
         chunk; in a ring they do so by turns."""

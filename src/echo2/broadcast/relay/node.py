@@ -13,7 +13,7 @@ The side that dialled a link is its child. Lane 0 to the seed carries reports an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.plan.model import SEED
@@ -28,7 +28,11 @@ from echo2.errors import Malformed
 
 WARM_AGAIN_S = 2.0
 """Padding is sent at most so often."""
+STOOD_STILL_S = SILENCE_S / 3
+"""Without a tick for so long we stood still ourselves, and nobody could be heard (field report H05)."""
 REPORT_S = 0.5
+MOST_EDGES = 256
+"""That a report may name."""
 REDIAL_S, MOST_REDIAL_S = 0.5, 10.0
 """Pause before the seed is dialled again; it doubles from the first to the second."""
 
@@ -216,7 +220,7 @@ class Node:
         late_s, self._ticked_s = now - self._ticked_s, now
         self._measure(received, now)
         for link in self._links:
-            if late_s > SILENCE_S / 3:  # we stood still ourselves: nobody could be heard (field report H05)
+            if late_s > STOOD_STILL_S:
                 link.heard_s += late_s
             if now - link.heard_s > SILENCE_S:
                 self._links.hang_up(link, f"silent for {SILENCE_S:g} s")
@@ -224,6 +228,8 @@ class Node:
                 self._links.wake(link)
             if link.pending:
                 self._server.consider(link, now)
+        if late_s > STOOD_STILL_S:
+            self._receiver.stood_still(late_s)
         self._receiver.tick(now)
         if self._seed is not None and now >= self._redial_at_s:
             self._links.dial(self._seed, 0)
@@ -258,12 +264,18 @@ class Node:
             complete=tuple(whole[-64:]),
             needs=tuple(x.root for x in self._receiver if x.needed and not x.whole)[-64:],
             progress={x.root: x.count - x.missing for x in under_way[-64:]},
-            edges={peer: rate for peer, meter in self._meters.items() if (rate := meter.peak_bytes_per_s()) > 0},
+            edges=dict(list(self._edges())[-MOST_EDGES:]),
             sent_bytes=self._sent_bytes,
             received_bytes=self._receiver.received_bytes,
             reparentings=self._receiver.reparentings,
             accused=tuple(sorted(self._receiver.accused))[:256],
         )
+
+    def _edges(self) -> Iterator[tuple[str, float]]:
+        """Peers and rates, those that we have known longest first."""
+        for peer, meter in self._meters.items():
+            if (rate := meter.peak_bytes_per_s()) > 0:
+                yield peer, rate
 
     def _report(self) -> None:
         """Tell seed and program what changed."""

@@ -192,6 +192,13 @@ class Receiver:
                 if feed.stream == stream and intake is not None:
                     feed.parent_has(backlog, intake.manifest.chunk_size, now)
 
+    def stood_still(self, seconds: float) -> None:
+        """It was us, not those who feed us."""
+        for intake in self:
+            intake.gained_s += seconds
+            for feed in intake.feeds:
+                feed.stood_still(seconds)
+
     def tick(self, now: float) -> None:
         """Leave sources that starve us; try again after a pause; tell the program when nothing helps."""
         for intake in self:
