@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from echo2.broadcast.relay.meter import LEAST_BYTES, Arrivals, RateMeter
+from echo2.broadcast.relay.meter import LEAST_BYTES, RateMeter
 
 RATE = 5e6
 
@@ -82,28 +80,3 @@ def test_what_trickles_in_after_a_short_transfer_does_not_make_its_rate_a_low_on
     for _ in range(6):
         flow.run(0.0, 0.4).run(RATE / 50, 0.1)
     assert flow.meter.peak_bytes_per_s() == pytest.approx(RATE, rel=0.01)
-
-
-def test_what_waited_behind_a_lost_packet_and_counts_at_once_does_not_look_quick() -> None:
-    meter, arrivals, came = RateMeter(), Arrivals(), 0
-    for tick in range(80):
-        came += int(RATE / 10)
-        stalled = tick % 20 in (17, 18)
-        in_order = came - int(RATE / 10) * (tick % 20 - 16) if stalled else came
-        meter.sample(arrivals.total(in_order, came), tick / 10)
-    assert 0.85 * RATE < meter.peak_bytes_per_s() <= 1.001 * RATE
-
-
-def test_short_segments_that_count_as_full_ones_add_nothing() -> None:
-    arrivals = Arrivals()
-    assert [arrivals.total(1000 * k, 64_000 * k) for k in range(1, 5)] == [1000, 2000, 3000, 4000]
-
-
-@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), max_size=50))
-def test_arrivals_never_fall_and_never_pass_either_count(gains: list[tuple[int, int]]) -> None:
-    arrivals, in_order, at_most, before = Arrivals(), 0, 0, 0
-    for more_in_order, more_at_most in gains:
-        in_order, at_most = in_order + more_in_order, at_most + more_at_most
-        now = arrivals.total(in_order, at_most)
-        assert before <= now <= min(in_order, at_most) and now - before <= more_at_most
-        before = now

@@ -45,8 +45,8 @@ def test_a_paced_connection_takes_as_long_as_its_pace_says_and_a_freed_one_does_
     pace(sender, 0)
     assert carry(sender, receiver, 1_200_000) < paced_s
     there, here = flow_of(sender), flow_of(receiver)
-    assert 2_300_000 <= there.acked_bytes <= there.delivered_bytes
-    assert here.received_bytes == 2_400_000 <= here.come_bytes
+    assert 2_300_000 <= there.acked_bytes
+    assert here.received_bytes == 2_400_000
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, 2.0**31, 1e15])

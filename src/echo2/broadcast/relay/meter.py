@@ -28,23 +28,6 @@ def is_flow(gained_bytes: int, elapsed_s: float) -> bool:
     return gained_bytes > QUIET_BYTES_PER_S * max(elapsed_s, MOMENT_S)
 
 
-class Arrivals:
-    """Bytes of one connection as they came over the line.
-
-    The kernel counts bytes in order: none while a lost packet is awaited, then at once all that lay behind it, which
-    would look like a fast line. It counts segments as they come; full ones give a limit.
-    """
-
-    def __init__(self) -> None:
-        self._total = self._at_most = 0
-
-    def total(self, in_order: int, at_most: int) -> int:
-        """Of both counts since the connection was made: never more than either lets arrive."""
-        gained, self._at_most = max(at_most - self._at_most, 0), at_most
-        self._total = min(in_order, self._total + gained)
-        return self._total
-
-
 class RateMeter:
     """Feed it totals several times per window."""
 

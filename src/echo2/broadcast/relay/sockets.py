@@ -32,9 +32,8 @@ _SO_MAX_PACING_RATE = 47
 """Linux's number, which Python's ``socket`` does not name."""
 _FASTEST_PACE = 2**31
 """Bytes per second that do not fit the option any more; nothing is held back then."""
-_FLOW = struct.Struct("=16xII96xQQ16xI36xI")
-"""Where ``tcpi_snd_mss``, ``tcpi_rcv_mss``, ``tcpi_bytes_acked``, ``tcpi_bytes_received``, ``tcpi_data_segs_in`` and
-``tcpi_delivered`` lie in Linux's ``struct tcp_info``."""
+_FLOW = struct.Struct("=120xQQ")
+"""Where ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` lie in Linux's ``struct tcp_info``."""
 
 
 class Greeted(NamedTuple):
@@ -51,13 +50,8 @@ class Flow(NamedTuple):
     """Since the connection was made."""
 
     acked_bytes: int
-    """That arrived at the other side, up to the first that did not."""
+    """That arrived at the other side."""
     received_bytes: int
-    """Likewise, here."""
-    delivered_bytes: int
-    """That arrived at the other side at most, in whatever order."""
-    come_bytes: int
-    """Likewise, here."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -96,11 +90,8 @@ def flow_of(sock: socket.socket) -> Flow:
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _FLOW.size)
     except (OSError, AttributeError):
-        return Flow(0, 0, 0, 0)
-    if len(info) < _FLOW.size:
-        return Flow(0, 0, 0, 0)
-    send_mss, receive_mss, acked, received, segments_in, delivered = _FLOW.unpack(info)
-    return Flow(acked, received, delivered * send_mss, segments_in * receive_mss)
+        return Flow(0, 0)
+    return Flow(*_FLOW.unpack(info)) if len(info) == _FLOW.size else Flow(0, 0)
 
 
 def pace(sock: socket.socket, bytes_per_s: float) -> None:

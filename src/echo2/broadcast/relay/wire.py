@@ -19,7 +19,6 @@ from typing import Protocol
 
 from echo2.broadcast.parse import MAX_CHUNK_BYTES
 from echo2.broadcast.relay import frames as f
-from echo2.broadcast.relay.meter import Arrivals
 from echo2.broadcast.relay.sockets import flow_of, pace
 from echo2.errors import Malformed
 
@@ -67,7 +66,6 @@ class Wire:
         self._ends = ends
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._waking = threading.Lock()
-        self._there, self._here = Arrivals(), Arrivals()
         self._why = ""
         self._buffer = bytearray(RECORD_BYTES)
         """Reused for every chunk that is sent: fresh memory costs more than the copy."""
@@ -89,10 +87,9 @@ class Wire:
         """There may be something to send."""
 
     def carried(self) -> tuple[int, int]:
-        """Bytes that arrived at the other side, and here. To be called by one thread."""
+        """Bytes that arrived at the other side, and here."""
         flow = flow_of(self.sock)
-        there = self._there.total(flow.acked_bytes, flow.delivered_bytes)
-        return there, self._here.total(flow.received_bytes, flow.come_bytes)
+        return flow.acked_bytes, flow.received_bytes
 
     def wake(self) -> None:
         with self._waking, contextlib.suppress(BlockingIOError):
