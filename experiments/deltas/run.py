@@ -33,7 +33,7 @@ def cases(steps: int) -> list[Case]:
     return [
         Case(f"{model} {dtype}, lr {lr}", config, (*small, f"learning.lr={lr}", f"model.snapshot_dtype={dtype}"))
         for model, config, dtypes in (
-            ("tiny Qwen3 1.7M", "tiny.toml", ("bfloat16", "float32")),
+            ("tiny Qwen3, 0.4M", "tiny.toml", ("bfloat16", "float32")),
             ("SmolLM2-135M", "demo.toml", ("bfloat16",)),
         )
         for dtype in dtypes

@@ -62,6 +62,10 @@ class SnapshotSource(Protocol):
         """Bytes that are here of objects that are not whole, by root."""
         ...
 
+    async def abandon(self, root: str) -> None:
+        """The object is not needed any more, whole or not: nothing more of it shall come."""
+        ...
+
     async def forget_before(self, policy: Policy) -> None:
         """Objects of versions older than ``policy`` are not needed any more."""
         ...

@@ -52,3 +52,14 @@ def test_assets_have_a_largest_size_and_a_largest_number(folder: Path) -> None:
         files.missing([AssetFile("big", 1 << 40, "0" * 64)])
     with pytest.raises(Malformed, match="at most 64"):
         files.missing([asset(f"a{i}") for i in range(65)])
+
+
+def test_e03_a_link_in_the_folder_is_no_asset_and_is_replaced_not_followed(folder: Path, tmp_path: Path) -> None:
+    files, secret = AssetFolder(folder), tmp_path / "secret"
+    secret.write_bytes(b"{}")
+    (folder / "config.json").symlink_to(secret)
+    assert files.path("config.json") is None
+    assert files.missing([asset("config.json")]) == ("config.json",)
+    files.write(asset("config.json", b"[]"), b"[]")
+    assert secret.read_bytes() == b"{}"
+    assert files.path("config.json") == folder / "config.json"

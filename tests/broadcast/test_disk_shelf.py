@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from snapshots import FullDisk, WriteSnapshot
+from snapshots import FullDisk, SmallDisk, WriteSnapshot, bytes_in
 
+from echo2.broadcast.catalogue import cheapest_path
 from echo2.broadcast.delta import write_delta
 from echo2.broadcast.disk_shelf import DiskShelf
 from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.parse import encode_manifest
 from echo2.broadcast.planes import write_anchor
 from echo2.broadcast.shelf import Published
 from echo2.broadcast.signing import generate_key, open_signed, public_key
@@ -417,6 +419,78 @@ async def test_e07_a_full_disk_keeps_the_published_version_and_the_upload(
         assert told(life) == ["0.0 anchor"]
     await publish(shelf, new, path)
     assert names_in(folder) == ["0.0", "0.2"]
+
+
+@pytest.mark.parametrize("kind", ["delta", "whole"])
+async def test_e07_a_version_whose_signature_finds_no_room_leaves_only_its_upload(
+    learner: Learner, folder: Path, small_disk: SmallDisk, kind: str
+) -> None:
+    shelf = DiskShelf(folder, KEY)
+    await publish(shelf, *learner.snapshot(0))
+    whole = learner.snapshot(2)
+    new, path = learner.delta(0, 2) if kind == "delta" else whole
+    await shelf.offer(new)
+    await shelf.write(new.object_root, 0, path.read_bytes())
+    anchor = write_anchor(whole[1].parent, folder.parent / "trial")
+    made_bytes = (whole[0] if kind == "delta" else anchor).object_size
+    before, uploaded = bytes_in(folder), names_in(folder / "0.2.partial")
+    described_bytes = 80 + len(encode_manifest(whole[0]))  # all but the last signature fits
+    with small_disk(folder, before + made_bytes + described_bytes), pytest.raises(DiskFull):
+        await shelf.finish(new.policy, new.object_root)
+    assert (bytes_in(folder), names_in(folder / "0.2.partial")) == (before, uploaded)
+    with small_disk(folder, before + made_bytes + 10_000):
+        await shelf.finish(new.policy, new.object_root)
+    assert names_in(folder) == ["0.0", "0.2"]
+
+
+@pytest.mark.parametrize("kind", ["delta", "whole"])
+async def test_e07_what_a_killed_coordinator_made_of_an_upload_is_removed_before_it_is_made_again(
+    learner: Learner, folder: Path, small_disk: SmallDisk, kind: str
+) -> None:
+    shelf = DiskShelf(folder, KEY)
+    await publish(shelf, *learner.snapshot(0))
+    whole = learner.snapshot(2)
+    new, path = learner.delta(0, 2) if kind == "delta" else whole
+    await shelf.offer(new)
+    await shelf.write(new.object_root, 0, path.read_bytes())
+    room = bytes_in(folder) + whole[0].object_size + 10_000
+    left = "model.safetensors" if kind == "delta" else "anchor"
+    (folder / "0.2.partial" / left).write_bytes(bytes(whole[0].object_size))
+    with small_disk(folder, room):
+        await shelf.finish(new.policy, new.object_root)
+    assert told(shelf)[-1].startswith("0.2 ")
+
+
+async def test_e07_an_anchor_whose_signature_finds_no_room_is_not_left(
+    learner: Learner, folder: Path, tmp_path: Path, small_disk: SmallDisk
+) -> None:
+    shelf = DiskShelf(folder, KEY)
+    await publish_three(shelf, learner)
+    anchor_bytes, before = write_anchor(folder / "0.4", tmp_path / "trial").object_size, bytes_in(folder)
+    with small_disk(folder, before + anchor_bytes + 50), pytest.raises(DiskFull):
+        await shelf.add_anchor(Policy(0, 4))
+    assert bytes_in(folder) == before
+    with small_disk(folder, before + anchor_bytes + 10_000):
+        assert await shelf.add_anchor(Policy(0, 4)) is not None
+
+
+async def test_e09_a_newcomer_and_a_holder_bring_fewer_bytes_than_the_file_that_the_learner_has(
+    folder: Path, tmp_path: Path
+) -> None:
+    """On one line fewer bytes are less time: both are there below a direct download, whoever sends them."""
+    shelf, random = DiskShelf(folder, KEY), np.random.default_rng(0)
+    bits = (random.standard_normal(200_000, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    for version in (0, 2, 4):
+        bits = bits + (random.random(len(bits)) < 0.03).astype(np.uint16)
+        made, policy = tmp_path / f"0.{version}", Policy(0, version)
+        tensors = {"w": RawTensor.of(bits, "BF16")}
+        whole = write_snapshot(tensors, {}, run_id="run", policy=policy, dtype="bfloat16", folder=made)
+        delta = write_delta(tmp_path / f"0.{version - 2}", made, tmp_path / "d") if version else None
+        await publish(shelf, *((whole, made / OBJECT_NAME) if delta is None else (delta, tmp_path / "d")))
+    ways = [cheapest_path(shelf.catalogue(), whole.policy, held) for held in ((), (Policy(0, 0),))]
+    newcomer, holder = (sum(entry.size_bytes for entry in way or ()) for way in ways)
+    assert 0 < holder < 0.2 * whole.object_size
+    assert holder < newcomer < 0.85 * whole.object_size
 
 
 async def test_a_version_that_lost_a_file_is_told_and_not_served(learner: Learner, folder: Path) -> None:

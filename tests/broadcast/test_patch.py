@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tracemalloc
 from collections.abc import Mapping
@@ -242,6 +243,63 @@ def test_e07_a_full_disk_leaves_no_patch(tmp_path: Path, full_disk: FullDisk, ro
     with full_disk(room), pytest.raises(DiskFull, match="free space"):
         write_patch(tmp_path / "a", tmp_path / "b", tmp_path / "patch")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("where", ["header", "first tensor", "last tensor"])
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_i6_a_damaged_snapshot_is_found_while_it_is_compared_and_leaves_no_patch(
+    tmp_path: Path, side: str, where: str
+) -> None:
+    for name, tensors in (("a", WEIGHTS), ("b", STEPPED)):
+        pack_directory(model(tmp_path / f"{name}.model", tensors), tmp_path / name)
+    header = int.from_bytes((tmp_path / side / OBJECT_NAME).read_bytes()[:8], "little")
+    flip(tmp_path / side / OBJECT_NAME, {"header": 20, "first tensor": 8 + header, "last tensor": -1}[where])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(IntegrityError, match=rf"/{side}(/model.safetensors)?: (tensor '\w+'|the header)"):
+        write_patch(tmp_path / "a", tmp_path / "b", tmp_path / "new" / "patch")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("change", ["all weights", "a tensor more"])
+def test_i6_a_damaged_snapshot_makes_no_patch_with_an_anchor_either(tmp_path: Path, change: str) -> None:
+    random = np.random.default_rng(0)
+    old, new = ({"w": random.standard_normal(50_000).astype(np.float16)} for _ in range(2))
+    if change == "a tensor more":
+        new = old | {"v": old["w"]}
+    for name, tensors in (("a", old), ("b", new)):
+        pack_directory(model(tmp_path / f"{name}.model", tensors), tmp_path / name)
+    assert write_patch(tmp_path / "a", tmp_path / "b", tmp_path / "good").why
+    flip(tmp_path / "b" / OBJECT_NAME, -1)
+    with pytest.raises(IntegrityError, match="/b: tensor 'w' must have the bytes that were hashed before"):
+        write_patch(tmp_path / "a", tmp_path / "b", tmp_path / "patch")
+    assert not list(tmp_path.glob("patch*"))
+
+
+def test_what_was_compared_with_a_snapshots_hashes_is_what_the_patch_was_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte is read once: a second reading could see other bytes."""
+    for name, tensors in (("a", WEIGHTS), ("b", STEPPED)):
+        pack_directory(model(tmp_path / f"{name}.model", tensors), tmp_path / name)
+    read: list[tuple[int, int]] = []
+    real = os.preadv
+
+    def preadv(descriptor: int, buffers: list[memoryview], at: int) -> int:
+        count = real(descriptor, buffers, at)
+        read.append((descriptor, count))
+        return count
+
+    monkeypatch.setattr("os.preadv", preadv)
+    monkeypatch.setattr("echo2.broadcast.delta.estimated_bytes", lambda new: new.body.nbytes)
+    write_patch(tmp_path / "a", tmp_path / "b", tmp_path / "patch")
+    body = sum(value.nbytes for value in WEIGHTS.values())
+    assert sum(count for _, count in read) == 2 * body
 
 
 def test_the_head_reads_back(tmp_path: Path, patch: Path) -> None:

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from echo2.transport.messages import RunStatus
+from echo2.types import Policy
 
 from .conftest import Echo2
 
@@ -74,3 +78,48 @@ def test_a_folder_that_is_no_run_is_refused(echo2: Echo2, tmp_path: Path) -> Non
 
 def test_watching_and_json_exclude_each_other(echo2: Echo2, run_folder: Path) -> None:
     assert echo2("status", run_folder, "--watch", "--json").code == 2
+
+
+WORKER = {"active": True, "installed": "0.4", "state": "generating", "rows": 640, "rate_per_s": 5.2, "usd_per_h": 0.4}
+RELAYS: dict[str, dict[str, Any]] = {
+    "near": {"reachable": True, "sent_bytes": 1_234_500_000, "reparentings": 2},
+    "behind-nat": {"reachable": False, "sent_bytes": 0, "reparentings": 1},
+    "fresh": {"reachable": None, "sent_bytes": 0, "reparentings": 0},
+    "of-an-older-coordinator": {},
+}
+
+
+@pytest.fixture
+def picture(monkeypatch: pytest.MonkeyPatch) -> RunStatus:
+    """What the coordinator answers, at a terminal that is wide enough."""
+    rows = tuple({"id": name, "name": name, **WORKER, **relay} for name, relay in RELAYS.items())
+    seen = RunStatus("run", "demo", "training", 3, 9, Policy(0, 2), {}, {"generated": 4}, rows)
+    monkeypatch.setattr("echo2.cli.people._picture", lambda target: seen)
+    monkeypatch.setenv("COLUMNS", "160")
+    return seen
+
+
+def test_status_shows_of_each_worker_whether_it_can_be_dialled_and_what_it_sent_on(
+    echo2: Echo2, picture: RunStatus
+) -> None:
+    shown = {line.split()[0]: line.split() for line in echo2("status").out.splitlines() if line.strip()}
+    assert shown["worker"][-4:] == ["dialled", "sent", "on", "re-parented"]
+    assert shown["near"][-4:] == ["yes", "1,234.5", "MB", "2"]
+    assert shown["behind-nat"][-4:] == ["no", "0.0", "MB", "1"]
+    assert shown["fresh"][-4:] == ["unknown", "0.0", "MB", "0"]
+    assert shown["of-an-older-coordinator"][-4:] == ["unknown", "0.0", "MB", "0"]
+
+
+def test_status_as_json_holds_the_relays_numbers(echo2: Echo2, picture: RunStatus) -> None:
+    rows = {row["id"]: row for row in echo2("status", "--json").json["workers"]}
+    for name, relay in RELAYS.items():
+        assert relay.items() <= rows[name].items()
+
+
+def test_status_says_what_the_coordinator_and_the_workers_sent(echo2: Echo2, picture: RunStatus) -> None:
+    assert "sent" not in echo2("status").out.splitlines()[1]
+    picture.last_metrics.update(
+        reward_mean=0.5, staleness_mean=1.0, staleness_max=2, bubble_ratio=0.1, cost_usd=0.2,
+        seed_sent_bytes=52_000_000, sent_bytes_by_node={"near": 20_000_000, "fresh": 6_000_000},
+    )  # fmt: skip
+    assert "sent 52.0 MB by the coordinator, 26.0 MB by workers" in echo2("status").out

@@ -110,3 +110,21 @@ def test_versions_that_are_not_kept_and_outputs_that_exist_are_refused(
     assert echo2("export", run_folder, "--version", "new", "-o", tmp_path / "hf").code == 2
     assert "must not exist yet" in echo2("export", run_folder, "-o", run_folder).faults[0]
     assert echo2("export", tmp_path, "-o", tmp_path / "hf").code == 2
+
+
+def test_an_output_that_cannot_be_made_is_refused_and_leaves_nothing(
+    echo2: Echo2, run_folder: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "file").touch()
+    (place / "dangling").symlink_to(place / "nowhere")
+    (place / "made.partial").touch()
+    before = sorted(place.iterdir())
+    for out in ("file/x", "dangling", "made"):
+        done = echo2("export", run_folder, "-o", place / out)
+        assert (done.code, len(done.faults)) == (2, 1)
+    damaged = run_folder / "snapshots" / "0.2" / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    assert echo2("export", run_folder, "-o", place / "new" / "folder").code == 1
+    assert sorted(place.iterdir()) == before

@@ -36,6 +36,18 @@ def test_a_silent_worker_loses_its_leases_and_comes_back_by_being_heard(fleet: F
     assert len(fleet.active()) == 2
 
 
+@pytest.mark.parametrize(("blocked_s", "gone"), [(28.0, []), (30.0, ["w1"])])
+def test_a_call_may_block_a_worker_for_the_silence_less_one_beat(
+    blocked_s: float, gone: list[str], fleet: Fleet
+) -> None:
+    """Field report H05. Beats are two seconds apart, and the call begins in the very moment of one."""
+    due_s = 12.0
+    fleet.seen("w1", "one", due_s - 2.0)
+    heard_s = due_s + blocked_s
+    fleet.seen("w2", "two", heard_s)
+    assert [worker.worker_id for worker in fleet.lost(heard_s)[0]] == gone
+
+
 def test_heartbeats_do_not_keep_a_lease_beyond_its_longest_life(fleet: Fleet) -> None:
     start(fleet, "a", "w1", 0.0)
     fleet.seen("w1", "one", 101.0)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import select
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,18 +15,31 @@ import msgspec
 import pytest
 from loopback import FakeClock, FakeService, Faulty, fetch, join_to, serving
 from snapshots import WriteSnapshot
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from echo2.coordinator.downloads import parse_range
 from echo2.coordinator.http import Limits, build_app, listen
 from echo2.coordinator.limits import TokenBuckets
 from echo2.errors import Malformed, UserError
+from echo2.simulation.loop import run_virtual
 from echo2.transport.client import HttpTransport
 from echo2.transport.codec import ErrorBody, encode
-from echo2.transport.messages import AwaitPolicy, CertifyRelay, Enrol, GetStatus, Heartbeat, Leave, StopRun
+from echo2.transport.messages import (
+    AwaitPolicy,
+    CertifyRelay,
+    Enrol,
+    GetStatus,
+    Heartbeat,
+    Leave,
+    RowSubmission,
+    StopRun,
+    SubmitGroup,
+)
 from echo2.transport.partial import object_is_whole
-from echo2.types import Policy
+from echo2.transport.tls import ensure_certificates, pinned_context, utc_now
+from echo2.types import Policy, RowStatus
 
-LIMITS = Limits(header_s=0.3, body_s=0.3, downloads=2, download_wait_s=5)
+LIMITS = Limits(header_s=0.3, stall_s=0.3, downloads=2, download_wait_s=5)
 BEAT = encode(Heartbeat(None, ()))
 TOO_MUCH_HELD = encode(AwaitPolicy(None, 1.0, tuple(Policy(0, version) for version in range(65))))
 NO_ROOT = encode(AwaitPolicy(None, 1.0, (), {"../etc": 1}))
@@ -37,7 +52,7 @@ def service(tmp_path: Path) -> FakeService:
 
 @pytest.fixture
 async def port(service: FakeService) -> AsyncIterator[int]:
-    async with serving(build_app(service, FakeClock(), LIMITS), header_s=LIMITS.header_s) as number:
+    async with serving(build_app(service, FakeClock(), LIMITS), limits=LIMITS) as number:
         yield number
 
 
@@ -134,12 +149,65 @@ async def test_h01_a_body_that_nobody_asked_for_does_not_hold_the_connection(por
     assert b" 200 " in answer.splitlines()[0]
 
 
-async def test_h01_an_announced_body_that_stalls_is_ended(port: int) -> None:
+@pytest.mark.parametrize("announced", [1000, 16 << 20])
+async def test_h01_an_announced_body_that_stalls_is_ended(announced: int, port: int) -> None:
+    """Raises TimeoutError, in ``raw``, where the time a body gets grows with what was announced of it."""
     head = (
-        b"POST /v1/Heartbeat HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret-worker\r\n"
-        b"Content-Length: 1000\r\n\r\nx"
+        f"POST /v1/SubmitGroup HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret-worker\r\n"
+        f"Content-Length: {announced}\r\n\r\nx"
     )
-    assert b" 408 " in (await raw(port, head)).splitlines()[0]
+    assert b" 408 " in (await raw(port, head.encode())).splitlines()[0]
+
+
+def submission(nbytes: int) -> bytes:
+    """A body of about so many bytes that the fake service accepts."""
+    record = msgspec.Raw(msgspec.msgpack.encode(bytes(nbytes)))
+    return encode(SubmitGroup("lease", 1, 1, (RowSubmission(0, RowStatus.FINISHED, record=record),)))
+
+
+async def at_asgi(app: ASGIApp, body: bytes, arrivals: Callable[[], Iterator[tuple[float, int]]]) -> tuple[int, float]:
+    """Status of a submission whose body arrives so (pause before, bytes), and when it was answered."""
+    pieces, at, told = arrivals(), 0, list[Message]()
+
+    async def receive() -> Message:
+        nonlocal at
+        pause_s, nbytes = next(pieces)
+        await asyncio.sleep(pause_s)
+        piece, at = body[at : at + nbytes], at + nbytes
+        return {"type": "http.request", "body": piece, "more_body": at < len(body)}
+
+    async def send(message: Message) -> None:
+        told.append(message)
+
+    headers = [(b"authorization", b"Bearer secret-worker"), (b"content-length", str(len(body)).encode())]
+    path = {"path": "/v1/SubmitGroup", "raw_path": b"/v1/SubmitGroup", "root_path": "", "query_string": b""}
+    scope = {"type": "http", "method": "POST", "headers": headers, "client": ("127.0.0.1", 1), **path}
+    await app(scope, receive, send)
+    return told[0]["status"], asyncio.get_running_loop().time()
+
+
+LINES: dict[str, tuple[Callable[[], Iterator[tuple[float, int]]], int, float]] = {
+    "64 kbit/s": (lambda: itertools.repeat((1.0, 8000)), 200, 2098),
+    "4 Mbit/s": (lambda: itertools.repeat((0.1, 50_000)), 200, 34),
+    "nothing": (lambda: itertools.repeat((1e9, 0)), 408, 20),
+    "half of it": (lambda: itertools.chain([(1.0, 8 << 20)], itertools.repeat((1e9, 0))), 408, 21),
+    "a byte in nine seconds": (lambda: itertools.chain([(1.0, 8 << 20)], itertools.repeat((9.0, 1))), 408, 21),
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_h01_a_steady_body_of_sixteen_megabytes_is_waited_for_and_a_stalled_one_is_not(
+    line: str, tmp_path: Path
+) -> None:
+    """Default limits, in virtual time."""
+    arrivals, status, seconds = LINES[line]
+
+    async def main() -> tuple[int, float]:
+        app = build_app(FakeService(tmp_path), FakeClock())
+        return await at_asgi(app, submission(16 << 20), arrivals)
+
+    told, took_s = run_virtual(main())
+    assert (told, took_s) == (status, pytest.approx(seconds, abs=1.0))
 
 
 async def test_h01_fifty_dripping_clients_are_closed_and_disturb_nobody(port: int) -> None:
@@ -253,8 +321,8 @@ async def test_a_reader_that_stops_reading_gives_its_slot_back(
 ) -> None:
     manifest, folder = snapshot_of(elements=16 << 20)
     service.lay_out(manifest, folder)
-    limits = Limits(downloads=1, body_s=0.2, min_rate_bytes_per_s=1 << 30, download_wait_s=10)
-    async with serving(build_app(service, FakeClock(), limits)) as port:
+    limits = Limits(downloads=1, stall_s=1.0, download_wait_s=10)
+    async with serving(build_app(service, FakeClock(), limits), limits=limits) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(
             f"GET /v1/objects/{manifest.object_root} HTTP/1.1\r\nHost: x\r\n"
@@ -265,7 +333,26 @@ async def test_a_reader_that_stops_reading_gives_its_slot_back(
             await line.enrol("w")
             async with asyncio.timeout(10):
                 await fetch(line, manifest, tmp_path / "w")
-        writer.close()
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
+async def test_h01_a_client_that_does_not_read_its_answer_is_dropped(encrypted: bool, tmp_path: Path) -> None:
+    """Any answer, not downloads alone: one that is far larger than what kernels take and lies ready at once."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(64 << 20)})
+
+    tls = ensure_certificates(tmp_path, [], utc_now()) if encrypted else None
+    trusted = pinned_context(tls.ca_pem, tls.fingerprint) if tls else None
+    async with serving(app, tls, Limits(stall_s=0.2)) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024, ssl=trusted)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        ended = select.poll()
+        ended.register(writer.get_extra_info("socket").fileno(), 0)
+        assert await asyncio.to_thread(ended.poll, 5000), "the connection stays"
+        writer.transport.abort()
 
 
 async def test_an_object_pruned_while_it_is_sent_arrives_whole(

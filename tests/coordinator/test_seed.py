@@ -15,6 +15,7 @@ from echo2.broadcast.relay.client import RelayClient
 from echo2.broadcast.relay.control import NodeState, Tally
 from echo2.config.load import build_config
 from echo2.config.root import Config
+from echo2.coordinator.relays import RelayStanding
 from echo2.coordinator.seed import RelaySeed, seed_client
 from echo2.errors import Malformed, UserError
 from echo2.simulation.record import RecordedEvents
@@ -126,6 +127,19 @@ async def test_what_workers_sent_is_told_by_worker_also_after_they_left(client: 
     assert (told.predicted_s, told.bound_s, told.seed_sent_bytes, told.reparentings) == (1.5, 1.25, 100, 3)
     client.tally = Tally(120, 0, 0, {}, 1e6, (node("w2", 10),))
     assert made.traffic().sent_bytes_by_node == {"w1": 30, "w2": 10}
+    assert made.traffic().reparentings == 1, "a count that may shrink is none"
+
+
+async def test_whether_a_worker_can_be_dialled_is_unknown_once_it_left(client: Client, keys: Path) -> None:
+    made = seed(client, keys)
+    assert made.standings() == {}
+    open_node = NodeState("w1", True, 1.0, 1.0, SEED, 30, 0, 2)
+    client.tally = Tally(0, 0, 0, {}, 1e6, (open_node, NodeState("w2", False, 1.0, 1.0, SEED, 0, 0, 0)))
+    assert made.standings() == {"w1": RelayStanding(True, 30, 2), "w2": RelayStanding(False, 0, 0)}
+    client.tally = Tally(0, 0, 0, {}, 1e6, ())
+    assert made.standings() == {"w1": RelayStanding(None, 30, 2), "w2": RelayStanding(None, 0, 0)}
+    client.tally = Tally(0, 0, 0, {}, 1e6, (NodeState("w1", False, 1.0, 1.0, SEED, 1, 0, 0),))
+    assert made.standings()["w1"] == RelayStanding(False, 1, 0), "a new life is judged anew"
 
 
 @pytest.mark.parametrize(

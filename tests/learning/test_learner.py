@@ -257,6 +257,14 @@ async def test_a_reference_that_is_not_version_0_is_refused(model_dir: Path, tmp
         open_learner(config, tmp_path, resume=True)
 
 
+async def test_a_damaged_reference_is_named_in_one_sentence(model_dir: Path, tmp_path: Path) -> None:
+    config = learning_config(model_dir, kl_beta=0.1)
+    await open_learner(config, tmp_path).save_checkpoint()
+    (tmp_path / "checkpoints" / "initial.safetensors").write_bytes(b"cut")
+    with pytest.raises(IntegrityError, match=r"initial\.safetensors, the reference .*: bring the file back, or set"):
+        open_learner(config, tmp_path, resume=True)
+
+
 async def test_changed_settings_are_reported_on_resume(
     config: Config, model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

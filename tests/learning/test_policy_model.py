@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,67 @@ def test_autocast_keeps_weights_and_gradients_in_float32(monkeypatch: pytest.Mon
 
 
 def test_a_directory_that_holds_no_causal_lm_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "no-such-thing"}')
+    folder = saved(tiny_qwen3(), tmp_path)
+    (folder / "config.json").write_text('{"model_type": "no-such-thing"}')
     with pytest.raises(UserError, match="must load as a causal language model") as caught:
+        load_causal_lm(folder, torch.device("cpu"))
+    assert "\n" not in str(caught.value)
+
+
+def sharded(folder: Path) -> list[Path]:
+    """A small model in files of a few kilobytes."""
+    tiny_qwen3().save_pretrained(folder, max_shard_size="8KB")
+    shards = sorted(folder.glob("*.safetensors"))
+    assert len(shards) > 1
+    return shards
+
+
+@pytest.mark.parametrize("damage", ["cut", "overwritten", "empty"])
+def test_damaged_weights_are_named_in_one_sentence(tmp_path: Path, damage: str) -> None:
+    shard = sharded(tmp_path)[1]
+    data = shard.read_bytes()
+    shard.write_bytes({"cut": data[:-1], "overwritten": b"\xff" * len(data), "empty": b""}[damage])
+    with pytest.raises(
+        UserError, match=f"{shard.name} must be a whole safetensors file, .*download it again"
+    ) as caught:
         load_causal_lm(tmp_path, torch.device("cpu"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../{}", "{}"])
+def test_e03_weights_that_an_index_has_outside_the_directory_are_not_loaded(tmp_path: Path, name: str) -> None:
+    shard = sharded(tmp_path / "m")[0]
+    shard.rename(tmp_path / shard.name)
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    elsewhere = name.format(shard.name if ".." in name else tmp_path / shard.name)
+    index.write_text(index.read_text().replace(shard.name, elsewhere))
+    with pytest.raises(UserError, match="must name safetensors files beside it"):
+        load_causal_lm(tmp_path / "m", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors"])
+def test_e03_links_out_of_the_directory_are_not_loaded_and_those_of_a_hub_cache_are(tmp_path: Path, name: str) -> None:
+    snapshot, blobs = tmp_path / "models--x" / "snapshots" / "revision", tmp_path / "models--x" / "blobs"
+    blobs.mkdir(parents=True)
+    tiny_qwen3().save_pretrained(snapshot)
+    for path in list(snapshot.iterdir()):
+        path.rename(blobs / path.name)
+        path.symlink_to(f"../../blobs/{path.name}")
+    load_causal_lm(snapshot, torch.device("cpu"))
+    (blobs / name).rename(tmp_path / name)
+    (snapshot / name).unlink()
+    (snapshot / name).symlink_to(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name} must not lead out of its directory"):
+        load_causal_lm(snapshot, torch.device("cpu"))
+
+
+def test_a_configuration_of_nonsense_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    folder = saved(tiny_qwen3(), tmp_path)
+    keys = json.loads((folder / "config.json").read_text())
+    for nonsense in ({"hidden_size": "many"}, {"num_attention_heads": 0}, {"layer_types": 3}):
+        (folder / "config.json").write_text(json.dumps(keys | nonsense))
+        with pytest.raises(UserError, match="must load as a causal language model"):
+            load_causal_lm(folder, torch.device("cpu"))
 
 
 def test_weights_load_as_float32_whatever_they_were_saved_in(tmp_path: Path) -> None:

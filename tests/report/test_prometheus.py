@@ -38,6 +38,17 @@ def test_a_workers_name_cannot_forge_a_metric(make_status: Callable[..., RunStat
     assert samples["echo2_step", ()] == 12
 
 
+def test_whether_a_worker_can_be_dialled_is_told_once_it_was_tried(make_status: Callable[..., RunStatus]) -> None:
+    workers = tuple(
+        {"id": name, "name": name, "reachable": value} for name, value in (("a", True), ("b", False), ("c", None))
+    )
+    samples = samples_of(exposition(make_status(workers=workers), None, {}))
+    told = {
+        dict(labels)["worker"]: value for (name, labels), value in samples.items() if name == "echo2_worker_reachable"
+    }
+    assert told == {"a": 1.0, "b": 0.0}
+
+
 def test_what_is_not_known_yet_is_absent(
     make_status: Callable[..., RunStatus], make_metrics: Callable[..., StepMetrics]
 ) -> None:

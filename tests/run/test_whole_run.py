@@ -122,14 +122,16 @@ def relays_of(pid: int) -> list[int]:
 
 
 def check_snapshots(run: Run) -> None:
-    """I6: every snapshot that lies with a worker is what was signed, and the same with all of them."""
+    """I6: every snapshot that lies with a worker is what was signed, and the same with all of them and the coordinator;
+    which versions each of them still holds at the end is a matter of time."""
     seen: dict[str, str] = {}
     folders = list(run.folder.root.glob("workers/*/snapshots/*"))
-    for folder in folders:
+    assert folders
+    for folder in (*(run.folder.root / "snapshots").iterdir(), *folders):
         manifest = load_manifest(folder)
         verify_snapshot(folder, manifest)
         assert seen.setdefault(folder.name, manifest.object_root) == manifest.object_root
-    assert len(folders) > len(seen) > 1
+    assert len(seen) > 1
 
 
 def test_a_run_that_was_killed_and_resumed_ends_with_the_same_bits(model: Path, tmp_path: Path) -> None:

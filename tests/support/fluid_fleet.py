@@ -14,7 +14,7 @@ import msgspec
 from echo2.broadcast.director import Director, ObjectFacts
 from echo2.broadcast.plan.fluid import fair_shares
 from echo2.broadcast.plan.model import SEED, Topology
-from echo2.broadcast.relay.frames import Assign, Feed, Report
+from echo2.broadcast.relay.frames import Assign, Feed, Report, Source
 from echo2.types import Policy
 
 MB = 1e6
@@ -68,7 +68,7 @@ class FluidFleet:
         for name in names:
             self.connected.add(name)
             self.director.node_joined(name, f"{name}.test", 7000, self.now)
-            self.director.reachability(name, name not in self.unreachable, self.now)
+            self.director.reachability(Source(name, f"{name}.test", 7000), name not in self.unreachable, self.now)
         rates = fair_shares(self.uplink, [self.nodes[name].down for name in names])
         self.director.egress(sum(rates), self.now)
         for name, rate in zip(names, rates, strict=True):

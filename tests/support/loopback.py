@@ -13,7 +13,7 @@ from echo2.broadcast.disk_shelf import DiskShelf
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.relay.chunks import ChunkFile
 from echo2.broadcast.signing import generate_key, public_key
-from echo2.coordinator.http import serve
+from echo2.coordinator.http import Limits, serve
 from echo2.errors import Refused, Unauthorised
 from echo2.transport.client import HttpTransport
 from echo2.transport.join import JoinString
@@ -132,10 +132,14 @@ async def fetch(line: HttpTransport, manifest: Manifest, into: Path) -> Path:
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, tls: ServerCertificate | None = None, header_s: float = 20.0) -> AsyncIterator[int]:
+async def serving(
+    app: ASGIApp,
+    tls: ServerCertificate | None = None,
+    limits: Limits = Limits(),  # noqa: B008 - immutable
+) -> AsyncIterator[int]:
     """The app on a free loopback port, which is the value."""
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    running = asyncio.ensure_future(serve(app, "127.0.0.1", 0, tls, header_s=header_s, on_bound=bound.set_result))
+    running = asyncio.ensure_future(serve(app, "127.0.0.1", 0, tls, limits=limits, on_bound=bound.set_result))
     try:
         await asyncio.wait((running, bound), return_when=asyncio.FIRST_COMPLETED)
         yield bound.result()

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from echo2.broadcast.snapshot import RawTensor, write_snapshot
 from echo2.types import Policy
 
 WriteSnapshot = Callable[..., tuple[Manifest, Path]]
+SmallDisk = Callable[[Path, int], AbstractContextManager[None]]
 FullDisk = Callable[[int], AbstractContextManager[None]]
 
 
@@ -54,6 +56,35 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
         with monkeypatch.context() as patch:
             patch.setattr("os.write", lambda descriptor, data: write(descriptor, within(data)))
             patch.setattr("os.pwrite", lambda descriptor, data, at: pwrite(descriptor, within(data), at))
+            yield
+
+    return limit
+
+
+def bytes_in(folder: Path) -> int:
+    """Of all files below ``folder``."""
+    return sum(
+        os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names
+    )  # fmt: skip
+
+
+@pytest.fixture
+def small_disk(monkeypatch: pytest.MonkeyPatch) -> SmallDisk:
+    """A disk of so many bytes that holds ``folder``: what is removed there makes room again, what is left does not."""
+
+    @contextmanager
+    def limit(folder: Path, capacity: int) -> Iterator[None]:
+        write = os.write
+
+        def within(descriptor: int, data: memoryview) -> int:
+            room = capacity - bytes_in(folder)
+            if room <= 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(descriptor, data[:room])
+
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", within)
+            patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=max(capacity - bytes_in(folder), 0)))
             yield
 
     return limit

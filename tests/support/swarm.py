@@ -86,8 +86,11 @@ class FixedDirector:
     def report(self, node_id: str, report: f.Report, now: float) -> None:
         self.reports[node_id] = report
 
-    def reachability(self, node_id: str, reachable: bool, now: float) -> None:
-        self.reachable[node_id] = reachable
+    def reachability(self, source: f.Source, reachable: bool, now: float) -> None:
+        self.reachable[source.node_id] = reachable
+
+    def probes_due(self, now: float) -> list[f.Source]:
+        return []
 
     def take(self) -> list[tuple[str, f.Assign]]:
         with self._lock:

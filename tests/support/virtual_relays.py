@@ -47,7 +47,9 @@ class Relays:
         self.now = 0.0
         self.rate, self.latency_s = rate_bytes_per_s, latency_s
         self.nodes: dict[str, Node] = {SEED: Node(SEED, None, lanes)}
-        self.nodes |= {name: Node(name, self.source(SEED), lanes) for name in names}
+        self.nodes |= {
+            name: Node(name, self.source(SEED), lanes, first_stream=1000 * k) for k, name in enumerate(names, start=1)
+        }
         self.whole: dict[tuple[str, str], float] = {}
         """When each (node, root) was whole."""
         self.words: list[tuple[str, object]] = []
@@ -64,7 +66,10 @@ class Relays:
         self.disk: dict[tuple[str, str], bytearray] = {}
         """Chunks that a file holds when it is opened, by (node, root), one byte each."""
         self._ends: dict[tuple[str, int], tuple[str, int]] = {}
-        self._received: Counter[tuple[str, int]] = Counter()
+        self._carried: Counter[tuple[str, int]] = Counter()
+        """Bytes that were sent to each end of a link."""
+        self._arriving: dict[tuple[str, int], tuple[float, float, int]] = {}
+        """Of the newest frame to each end of a link: when its first byte is there, its time, and its bytes."""
         self._busy_until: dict[tuple[str, int], float] = {}
         self._pumping: set[tuple[str, int]] = set()
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -178,10 +183,22 @@ class Relays:
         if name in self.dead:
             return
         if name not in self.frozen:
-            received = {number: n for (owner, number), n in self._received.items() if owner == name}
+            received = {number: self._arrived(name, number) for owner, number in self._ends if owner == name}
+            for number in received:
+                if self._arrives(name, number):
+                    self.nodes[name].heard(number, self.now)
             self.nodes[name].tick(received, self.now)
             self.act(name)
         self.at(TICK_S, lambda: self._tick(name))
+
+    def _arrives(self, name: str, number: int) -> bool:
+        return 0 < self._arrived(name, number) < self._carried[name, number]
+
+    def _arrived(self, name: str, number: int) -> int:
+        """Bytes so far, those of the frame that comes just now included."""
+        first_s, took_s, nbytes = self._arriving.get((name, number), (0.0, 1.0, 0))
+        share = min(max((self.now - first_s) / took_s, 0.0), 1.0)
+        return self._carried[name, number] - nbytes + int(share * nbytes)
 
     # ---- links -------------------------------------------------------------------------------------------------
 
@@ -235,6 +252,8 @@ class Relays:
             self.sent.setdefault((name, end[0]), []).append(out.number)
         took_s = nbytes / (self.rate * self.slow.get(name, 1.0))
         self._busy_until[name, number] = self.now + took_s
+        self._carried[end] += nbytes
+        self._arriving[end] = (self.now + self.latency_s, took_s, nbytes)
         self.at(took_s + self.latency_s, lambda: self._deliver(name, *end, out, nbytes))
         self._pump(name, number)
 
@@ -249,7 +268,6 @@ class Relays:
             return
         node = self.nodes[name]
         node.heard(number, self.now)
-        self._received[name, number] += nbytes
         if isinstance(out, r.ChunkOut):
             root = node.accepts(number, out.stream, out.number, nbytes)
             if root is not None and sender in self.corrupt:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from blake3 import blake3
 from loopback import FakeClock, FakeService, Faulty, fetch, impostor, join_to, serving
@@ -312,6 +313,25 @@ async def test_h01_a_dripping_server_is_given_up(
         async with HttpTransport(join, tmp_path / "c", Deadlines(answer_s=0.2, min_rate_bytes_per_s=1 << 20)) as worker:
             with pytest.raises(TransportError, match=r"the deadline passed|come faster"):
                 await fetch(worker, manifest, tmp_path / "w")
+
+
+async def test_h01_a_coordinator_that_stops_reading_a_body_is_given_up(service: FakeService, tmp_path: Path) -> None:
+    """After what the kernel may hold, not after what the whole body could take: a second here, not sixteen."""
+
+    async def go_ahead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await asyncio.Event().wait()
+
+    record = msgspec.Raw(msgspec.msgpack.encode(bytes(32 << 20)))
+    submission = SubmitGroup("lease", 1, 1, (RowSubmission(0, RowStatus.FINISHED, record=record),))
+    async with impostor(go_ahead) as port:
+        join = join_to(port)
+        store_credential(tmp_path / "c", join, await service.enrol(Enrol(join.token, "w", 1, "0")))
+        deadlines = Deadlines(answer_s=0.2, min_rate_bytes_per_s=1 << 21)
+        async with HttpTransport(join, tmp_path / "c", deadlines) as worker, asyncio.timeout(8):
+            with pytest.raises(TransportError, match="the deadline passed"):
+                await worker.call(submission)
 
 
 async def test_e05_a_pruned_object_is_refused_so_that_the_worker_asks_for_the_current_path(

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from snapshots import snapshot_of
+from snapshots import small_disk, snapshot_of
 
-__all__ = ["snapshot_of"]
+__all__ = ["small_disk", "snapshot_of"]

@@ -123,6 +123,7 @@ class Source:
     def __init__(self) -> None:
         self.faults: list[Exception] = []
         self.brought: list[Policy] = []
+        self.abandoned: list[str] = []
 
     async def bring(self, signed: bytes, manifest: Manifest) -> Path:
         await asyncio.sleep(max(0.5, manifest.object_size / 1000))
@@ -133,6 +134,9 @@ class Source:
 
     def received(self) -> dict[str, int]:
         return {}
+
+    async def abandon(self, root: str) -> None:
+        self.abandoned.append(root)
 
     async def forget_before(self, policy: Policy) -> None: ...
 
@@ -265,6 +269,7 @@ def test_what_is_under_way_is_given_up_for_a_shorter_way_only() -> None:
     installed = [event["policy"] for event in done.events.kinds("installed")]
     assert installed == ["0.0", "0.2", "0.4", "0.8"]
     assert [event["given_up"] for event in done.events.kinds("way_changed")] == ["0.6"]
+    assert len(done.source.abandoned) == 1
     assert done.source.brought == [Policy(0, version) for version in (0, 2, 4, 8)]
 
 

@@ -136,6 +136,16 @@ async def test_objects_of_older_versions_are_withdrawn_asked_for_or_not(setting:
     assert setting.relay.withdrawn[2:] == [manifest.object_root]
 
 
+async def test_what_is_given_up_comes_no_further_and_leaves_nothing(setting: Setting) -> None:
+    manifest = setting.relay.manifest
+    setting.relay.chunks = 30
+    await setting.bring()
+    await setting.source.abandon(manifest.object_root)
+    assert setting.relay.withdrawn == [manifest.object_root]
+    assert setting.source.received() == {}
+    assert manifest.object_root not in [path.name for path in setting.folder.iterdir()]
+
+
 @pytest.mark.parametrize(
     ("coordinator", "told", "dialled", "listening"),
     [

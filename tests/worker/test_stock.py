@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from snapshots import SmallDisk, bytes_in
 
 from echo2.broadcast.delta import write_delta
 from echo2.broadcast.manifest import Manifest
@@ -11,7 +12,7 @@ from echo2.broadcast.parse import encode_manifest
 from echo2.broadcast.planes import write_anchor
 from echo2.broadcast.signing import encode_signed, generate_key, public_key, sign
 from echo2.broadcast.snapshot import RawTensor, load_manifest, verify_snapshot, write_snapshot
-from echo2.errors import IntegrityError
+from echo2.errors import DiskFull, IntegrityError
 from echo2.transport.partial import OBJECT_NAME
 from echo2.types import Policy
 from echo2.worker.installer import SnapshotTerms
@@ -146,3 +147,20 @@ async def test_only_the_newest_snapshots_and_the_installed_one_stay(published: P
     assert stock.held() == (Policy(0, 4), Policy(0, 6))
     assert sorted(path.name for path in folder.iterdir()) == ["0.4", "0.6"]
     verify_snapshot(stock.folder(Policy(0, 6)), load_manifest(stock.folder(Policy(0, 6))))
+
+
+@pytest.mark.parametrize("kind", ["anchor", "delta"])
+async def test_e07_weights_whose_signed_manifest_finds_no_room_are_not_left_where_the_next_try_needs_it(
+    published: Published, folder: Path, tmp_path: Path, small_disk: SmallDisk, kind: str
+) -> None:
+    built = [published.anchor(0)] + ([published.delta(0, 2)] if kind == "delta" else [])
+    await stocked(tmp_path / "trial", *built)
+    enough = bytes_in(tmp_path / "trial")
+    stock = await stocked(folder, *built[:-1])
+    before, held = sorted(folder.rglob("*")), stock.held()
+    with small_disk(folder, enough - 1), pytest.raises(DiskFull):
+        await stock.build(*built[-1])
+    assert (sorted(folder.rglob("*")), stock.held()) == (before, held)
+    with small_disk(folder, enough):
+        await stock.build(*built[-1])
+    assert stock.held()[-1] == built[-1][1].policy

@@ -1,6 +1,7 @@
 """The model's small files (configuration, tokenizer) on the coordinator's disk.
 
-Invariant (E03): a file here bears a name that is no path, and was compared with its hash when it was written.
+Invariant (E03): a file here bears a name that is no path, and was compared with its hash when it was written; a link is
+none of these files.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class AssetFolder:
         if not is_asset_name(name):
             return None
         path = self._folder / name
-        return path if path.is_file() else None
+        return path if path.is_file() and not path.is_symlink() else None
 
     def _holds(self, asset: AssetFile) -> bool:
         path = self.path(asset.name)

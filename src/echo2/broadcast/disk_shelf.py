@@ -31,6 +31,9 @@ from echo2.broadcast.snapshot import verify_snapshot
 from echo2.broadcast.unpack import unpack
 from echo2.broadcast.upload import OFFER_NAME, Upload
 from echo2.broadcast.version import (
+    SIGNATURE_NAME,
+    SIGNED,
+    WIRE_KINDS,
     Version,
     WireObject,
     forget_object,
@@ -42,10 +45,12 @@ from echo2.broadcast.version import (
 from echo2.durable import ASIDE, publish_folder, remove_folder
 from echo2.errors import IntegrityError, Refused
 from echo2.transport.messages import AssetFile
-from echo2.transport.partial import OBJECT_NAME, PARTIAL, folder_name
+from echo2.transport.partial import MANIFEST_NAME, OBJECT_NAME, PARTIAL, folder_name
 from echo2.types import Policy, SnapshotKind
 
 _FOLDER = re.compile(r"(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})")
+RAW_FOLDER = "raw"
+"""In an upload's folder, while its delta is decoded."""
 T = TypeVar("T")
 
 
@@ -180,7 +185,12 @@ class DiskShelf:
             if upload.manifest.policy != policy:
                 raise Refused(f"object {root[:16]}… is of {upload.manifest.policy}, not of {policy}; offer it first")
             upload.seal()
-            self._complete(upload)
+            _forget_made(upload)  # an earlier life may have died in the middle
+            try:
+                self._complete(upload)
+            except BaseException:
+                _forget_made(upload)  # a full disk wants its bytes back: the next try needs as much again
+                raise
             final = self._folder / folder_name(policy)
             publish_folder(upload.folder, final)
             (final / OFFER_NAME).unlink(missing_ok=True)
@@ -197,9 +207,9 @@ class DiskShelf:
             base = self._base_of(manifest)
             if base is None:
                 raise IntegrityError(f"the base {manifest.base} of {manifest.policy} left the shelf; offer it whole")
-            raw = unpack(manifest, upload.path, base.folder, folder / "raw")
-            os.replace(folder / "raw" / OBJECT_NAME, folder / OBJECT_NAME)
-            remove_folder(folder / "raw")
+            raw = unpack(manifest, upload.path, base.folder, folder / RAW_FOLDER)
+            os.replace(folder / RAW_FOLDER / OBJECT_NAME, folder / OBJECT_NAME)
+            remove_folder(folder / RAW_FOLDER)
             sign_raw(folder, raw, self._private_key)
             sign_object(folder, manifest, self._private_key)
         else:
@@ -209,7 +219,11 @@ class DiskShelf:
 
     def _take_anchor(self, policy: Policy, manifest: Manifest) -> str:
         version = self._versions[policy]
-        found = sign_object(version.folder, manifest, self._private_key)
+        try:
+            found = sign_object(version.folder, manifest, self._private_key)
+        except BaseException:
+            (version.folder / SnapshotKind.ANCHOR.value).unlink(missing_ok=True)
+            raise
         self._versions[policy] = msgspec.structs.replace(version, objects=(*version.objects, found))
         return found.entry.root
 
@@ -257,6 +271,16 @@ async def _seen_through(work: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([running])  # the thread cannot be stopped; locks around it must outlast it
         raise
+
+
+def _forget_made(upload: Upload) -> None:
+    """Remove what a version is made of, all but the object that was uploaded: that is continued."""
+    for name in (OBJECT_NAME, *(kind.value for kind in WIRE_KINDS)):
+        if name != upload.path.name:
+            (upload.folder / name).unlink(missing_ok=True)
+    for name in (MANIFEST_NAME, SIGNATURE_NAME, *(kind.value + SIGNED for kind in WIRE_KINDS)):
+        (upload.folder / name).unlink(missing_ok=True)
+    remove_folder(upload.folder / RAW_FOLDER)
 
 
 def _published(version: Version, public: bytes) -> Published:

@@ -71,7 +71,7 @@ def check_tensor(name: str, dtype: str, shape: Sequence[int]) -> TensorShape:
     """Raises IntegrityError for an unknown element type, a negative or absurd shape, an empty or endless name."""
     if not 0 < len(name) <= MAX_NAME_CHARACTERS:
         raise IntegrityError(f"a tensor's name must have 1 to {MAX_NAME_CHARACTERS} characters, got {len(name)}")
-    if name == "__metadata__" or any("\ud800" <= c <= "\udfff" for c in name):
+    if name == "__metadata__" or not _is_unicode(name):
         raise IntegrityError(f"{name!r} cannot name a tensor: it is reserved or not valid Unicode")
     if dtype not in ELEMENT_BYTES:
         raise IntegrityError(f"tensor {name!r}: element type must be one of {', '.join(ELEMENT_BYTES)}, got {dtype!r}")
@@ -157,6 +157,8 @@ def parse_header(text: bytes, file_size: int) -> tuple[list[Span], dict[str, str
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise IntegrityError("__metadata__ of a safetensors header must map strings to strings")
+    if not all(_is_unicode(text) for pair in metadata.items() for text in pair):
+        raise IntegrityError("__metadata__ of a safetensors header must be Unicode, it holds half a surrogate pair")
     begin = 8 + len(text)
     spans = [_span(name, entry, begin) for name, entry in header.items()]
     spans.sort(key=lambda span: (span.start, span.tensor.nbytes))
@@ -169,6 +171,10 @@ def parse_header(text: bytes, file_size: int) -> tuple[list[Span], dict[str, str
     if expected != file_size:
         raise IntegrityError(f"the tensors end at byte {expected}, the file at {file_size}; they must be equal")
     return spans, metadata
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,28 +7,34 @@ Invariant: packing changes no tensor's bytes; the packed folder is again a Huggi
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
 
-from echo2.broadcast.body import Body, Contents, Piece, Weights, open_snapshot
-from echo2.broadcast.layout import TensorShape, header_bytes, header_length, object_order, parse_header
+from echo2.broadcast.body import Body, Contents, Piece, Weights, contents_of, open_snapshot
+from echo2.broadcast.layout import (
+    MAX_NAME_CHARACTERS,
+    TensorShape,
+    header_bytes,
+    header_length,
+    object_order,
+    parse_header,
+)
 from echo2.broadcast.manifest import Manifest, TensorEntry
 from echo2.broadcast.parse import FLOATING, MIXED, encode_manifest, roots_of
+from echo2.broadcast.places import beside, check_free, made_in, users_paths
+from echo2.broadcast.planes import shapes_of
 from echo2.broadcast.snapshot import CHUNK_BYTES, ObjectWriter, load_manifest, verify_snapshot
-from echo2.durable import publish_folder, room_for, write_file
+from echo2.durable import publish_folder, write_file
 from echo2.errors import IntegrityError, UserError
 from echo2.transport.assets import MAX_ASSET_BYTES, MAX_ASSETS, is_asset_name
+from echo2.transport.model_folder import ASSET_SUFFIXES, CONFIG_NAME, INDEX_NAME, own_file, weight_files
 from echo2.transport.partial import MANIFEST_NAME, OBJECT_NAME, PARTIAL
 from echo2.types import Policy
 
-INDEX_NAME = "model.safetensors.index.json"
-ASSET_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
-"""Configuration, tokenizer, chat template, vocabulary."""
 FIRST_POLICY = Policy(0, 0)
 
 _HEAD = "lm_head.weight"
@@ -51,38 +57,39 @@ class _Model(NamedTuple):
     dtype: str
 
 
+@users_paths()
 def pack_directory(source: Path, out: Path, *, run_id: str = "packed", policy: Policy = FIRST_POLICY) -> Manifest:
     """Make snapshot ``out`` of a Hugging Face directory of safetensors, sharded or not; return its manifest.
 
     Tied tensors are stored once and listed in ``manifest.aliases``. The directory's small files (``asset_files``) are
-    copied along. Raises UserError when ``source`` is no such directory or ``out`` exists, IntegrityError for a broken
-    file, DiskFull.
+    copied along. Whole or absent: it is made beside ``out`` and renamed. Raises UserError when ``source`` is no such
+    directory or broken, or ``out`` exists, IntegrityError when it is a damaged snapshot, DiskFull.
     """
-    if out.exists():
-        raise UserError(f"{out} must not exist yet; choose another folder or remove it")
-    model = _model_in(source)
-    partial = out.with_name(out.name + PARTIAL)
-    with room_for(out):
-        shutil.rmtree(partial, ignore_errors=True)  # what an earlier attempt left
-        partial.mkdir(parents=True)
+    partial = beside(out, PARTIAL)
+    check_free(out, folder=partial)
+    model, assets = _model_in(source), asset_files(source)
+    with made_in(partial, out):
         with ObjectWriter(partial / OBJECT_NAME, CHUNK_BYTES) as writer:
             writer.write(header_bytes(stored.tensor for stored in model.stored))
             entries = [_entry(stored.tensor, writer.write_blocks(_blocks(stored.piece))) for stored in model.stored]
             writer.sync()
-    for path in asset_files(source):
-        write_file(partial / path.name, path.read_bytes())
-    manifest = writer.manifest(entries, model.aliases, run_id, policy, model.dtype)
-    write_file(partial / MANIFEST_NAME, encode_manifest(manifest))
-    publish_folder(partial, out)
+        _check_told(source, entries)
+        for path in assets:
+            write_file(partial / path.name, path.read_bytes())
+        manifest = writer.manifest(entries, model.aliases, run_id, policy, model.dtype)
+        write_file(partial / MANIFEST_NAME, encode_manifest(manifest))
+        publish_folder(partial, out)
     return manifest
 
 
 def open_weights(source: Path) -> Weights:
     """A snapshot folder, or a Hugging Face directory as the snapshot that it would pack to; the latter is hashed.
 
-    Raises UserError when it is neither, IntegrityError for broken files.
+    Of a snapshot only the size and the header are compared with its manifest here; ``CheckedBody`` compares the rest
+    while it is read. Raises UserError when it is neither or a broken model, IntegrityError for a damaged snapshot.
     """
     if (source / MANIFEST_NAME).is_file():
+        _check_header(source)
         return open_snapshot(source)
     model = _model_in(source)
     entries = [_entry(stored.tensor, _digest(stored.piece)) for stored in model.stored]
@@ -91,6 +98,7 @@ def open_weights(source: Path) -> Weights:
     return Weights(contents, Body(stored.piece for stored in model.stored))
 
 
+@users_paths()
 def verify_directory(folder: Path) -> Manifest:
     """Check a snapshot folder byte for byte and return its manifest. Raises UserError, IntegrityError."""
     if not folder.is_dir():
@@ -103,14 +111,17 @@ def verify_directory(folder: Path) -> Manifest:
 
 
 def asset_files(folder: Path) -> list[Path]:
-    """The small files of a model directory that workers need beside weights, by name."""
+    """The small files of a model directory that workers need beside weights, by name.
+
+    Raises UserError when one is a link out of the directory.
+    """
     return [
         path
         for path in sorted(folder.iterdir())
         if path.suffix in ASSET_SUFFIXES
         and path.name not in (INDEX_NAME, MANIFEST_NAME)
         and is_asset_name(path.name)
-        and path.is_file()
+        and own_file(folder, path.name) is not None
         and path.stat().st_size <= MAX_ASSET_BYTES
     ][:MAX_ASSETS]
 
@@ -133,47 +144,49 @@ def _tensors_of(source: Path) -> tuple[dict[str, _Stored], dict[str, str]]:
         raise UserError(f"{source} must be a model directory; there is no such directory")
     stored: dict[str, _Stored] = {}
     metadata: dict[str, str] = {}
-    for file in _files_of(source):
+    for file in weight_files(source):
         size = file.stat().st_size
         try:
             with file.open("rb") as opened:
                 length = header_length(opened.read(8), size)
                 spans, found = parse_header(opened.read(length), size)
         except IntegrityError as error:
-            raise IntegrityError(f"{file}: {error}") from None
+            raise UserError(f"{file}: {error}; copy or download it again") from None
         metadata |= found
         for span in spans:
             if (other := stored.get(span.tensor.name)) is not None:
-                raise IntegrityError(f"tensor {span.tensor.name!r} is in {other.piece.file} and in {file}")
+                raise UserError(
+                    f"a tensor must be in one file, {span.tensor.name!r} is in {other.piece.file} and in {file}; "
+                    "save the model again"
+                )
             stored[span.tensor.name] = _Stored(span.tensor, Piece(file, span.start, span.tensor.nbytes))
     return stored, metadata
 
 
-def _files_of(source: Path) -> list[Path]:
-    if (source / INDEX_NAME).is_file():
-        try:
-            names = sorted(set(json.loads((source / INDEX_NAME).read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise IntegrityError(f"{source / INDEX_NAME} must hold a JSON object with a weight_map") from None
-    elif (source / OBJECT_NAME).is_file():
-        names = [OBJECT_NAME]
-    else:
-        raise UserError(f"{source} must hold {OBJECT_NAME} or {INDEX_NAME}; convert the weights to safetensors first")
-    return [_file_in(source, name) for name in names]
+def _check_told(source: Path, entries: Iterable[TensorEntry]) -> None:
+    """A snapshot is not packed again over its damage. Raises IntegrityError."""
+    try:
+        told = {entry.name: entry.blake3 for entry in load_manifest(source).tensors}
+    except IntegrityError:
+        return  # no snapshot: the name is a common one
+    for entry in entries:
+        if told.get(entry.name, entry.blake3) != entry.blake3:
+            raise IntegrityError(
+                f"{source}: tensor {entry.name!r} is not what {MANIFEST_NAME} there says; make the snapshot again, or "
+                f"remove {MANIFEST_NAME} if the weights were changed on purpose"
+            )
 
 
-def _file_in(source: Path, name: object) -> Path:
-    """``source``/``name`` for a plain name that stays in the directory (or in its hub cache). Raises IntegrityError."""
-    if not isinstance(name, str) or not is_asset_name(name) or not name.endswith(".safetensors"):
-        raise IntegrityError(f"{source / INDEX_NAME} must name safetensors files beside it, got {str(name)[:80]!r}")
-    home = source.resolve()
-    target = (source / name).resolve()
-    # A hub cache links snapshots/<revision>/<name> to ../../blobs/<hash>; no other way out of the folder is taken.
-    if target.parent not in (home, home.parent.parent / "blobs"):
-        raise IntegrityError(f"{source / name} must not lead out of its directory, it leads to {target}")
-    if not target.is_file():
-        raise IntegrityError(f"{source / name} is named by the index and missing")
-    return target
+def _check_header(snapshot: Path) -> None:
+    """Raises IntegrityError unless the snapshot's object begins with the one header that its tensors have."""
+    header = header_bytes(shapes_of(contents_of(load_manifest(snapshot))))
+    try:
+        with (snapshot / OBJECT_NAME).open("rb") as file:
+            found = file.read(len(header))
+    except FileNotFoundError:
+        raise IntegrityError(f"{snapshot} is no complete snapshot: it has no {OBJECT_NAME}") from None
+    if found != header:
+        raise IntegrityError(f"{snapshot / OBJECT_NAME}: the header is not the one its tensors have; make it again")
 
 
 def _ties(source: Path, stored: dict[str, _Stored], metadata: dict[str, str]) -> dict[str, str]:
@@ -181,10 +194,15 @@ def _ties(source: Path, stored: dict[str, _Stored], metadata: dict[str, str]) ->
 
     A head that is stored and differs from the embedding is kept as it is, whatever the configuration says.
     """
-    ties = {name: kept for name, kept in metadata.items() if kept in stored and name not in stored}
+    ties = {
+        name: kept
+        for name, kept in metadata.items()
+        if kept in stored and name not in stored and 0 < len(name) <= MAX_NAME_CHARACTERS
+    }
+    config = own_file(source, CONFIG_NAME)
     try:
-        tied = json.loads((source / "config.json").read_bytes()).get("tie_word_embeddings") is True
-    except (OSError, ValueError, AttributeError):
+        tied = config is not None and json.loads(config.read_bytes()).get("tie_word_embeddings") is True
+    except (ValueError, AttributeError, RecursionError):
         tied = False
     if tied and _EMBEDDING in stored:
         head = stored.get(_HEAD)

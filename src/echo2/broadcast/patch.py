@@ -21,17 +21,20 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from echo2.broadcast.body import Contents
+from echo2.broadcast.body import Contents, Weights
+from echo2.broadcast.checking import CheckedBody
 from echo2.broadcast.delta import encode_delta
 from echo2.broadcast.manifest import Manifest
-from echo2.broadcast.pack import ASSET_SUFFIXES, INDEX_NAME, asset_files, open_weights
+from echo2.broadcast.pack import asset_files, open_weights
 from echo2.broadcast.parse import DELTA, MAX_MANIFEST_BYTES, RAW, encode_manifest, parse_manifest
+from echo2.broadcast.places import beside, check_free, folders_for, users_paths
 from echo2.broadcast.planes import encode_anchor
-from echo2.broadcast.unpack import check_base, rebuild, unfinished
+from echo2.broadcast.unpack import check_base, rebuild, unfinished, unfinished_name
 from echo2.durable import ASIDE, publish_folder, room_for, sync_folder, write_all, write_file
 from echo2.errors import IntegrityError, Malformed, UserError
 from echo2.transport.assets import MAX_ASSETS, check_asset
 from echo2.transport.messages import AssetFile
+from echo2.transport.model_folder import ASSET_SUFFIXES, INDEX_NAME
 from echo2.transport.partial import MANIFEST_NAME
 from echo2.types import Policy
 
@@ -50,19 +53,20 @@ class PatchHead(msgspec.Struct, frozen=True):
     """Why the object is no delta; empty when it is one."""
 
 
+@users_paths()
 def write_patch(base: Path, new: Path, out: Path) -> PatchHead:
     """Write file ``out``, whole or absent, which makes ``new``'s weights of ``base``'s.
 
     Both are snapshot folders or Hugging Face directories. The patch holds a delta where that is smaller, else an
-    anchor, which needs no base. Raises UserError, IntegrityError, DiskFull.
+    anchor, which needs no base. What goes into it is compared with its hashes while it is read. Raises UserError,
+    IntegrityError, DiskFull.
     """
-    if out.exists():
-        raise UserError(f"{out} must not exist yet; choose another name or remove it")
-    aside = out.with_name(out.name + ".object" + ASIDE)
-    older = open_weights(base)
-    with older.body, (newer := open_weights(new)).body:
-        newer = newer._replace(contents=_after(newer.contents, older.contents.policy))
-        out.parent.mkdir(parents=True, exist_ok=True)
+    aside = beside(out, ".object" + ASIDE)
+    check_free(out, files=(aside, beside(aside, ASIDE)))
+    older, newer = open_weights(base), open_weights(new)
+    with folders_for(out), CheckedBody(older, base) as old_body, CheckedBody(newer, new) as new_body:
+        newer = Weights(_after(newer.contents, older.contents.policy), new_body)
+        older = Weights(older.contents, old_body)
         try:
             why = ""
             manifest = encode_delta(older, newer, aside)
@@ -70,6 +74,9 @@ def write_patch(base: Path, new: Path, out: Path) -> PatchHead:
                 fit = older.contents.fit(newer.contents)
                 why = "a delta would be larger" if fit else "the tensors have other names, types or shapes"
                 manifest = encode_anchor(newer, aside)
+            else:
+                old_body.end()
+            new_body.end()
             known = {} if why else {asset.name: asset for asset in map(_asset, asset_files(base))}
             files = [path for path in asset_files(new) if known.get(path.name) != _asset(path)]
             head = PatchHead(manifest, tuple(map(_asset, files)), why)
@@ -82,14 +89,14 @@ def write_patch(base: Path, new: Path, out: Path) -> PatchHead:
     return head
 
 
+@users_paths()
 def apply_patch(base: Path, patch: Path, out: Path) -> Manifest:
     """Make snapshot folder ``out``, whole or absent, of ``base`` and a patch; return its manifest.
 
     ``base``'s small files come along, except where the patch holds others; with an anchor only the patch's do, if it
     has any. Raises UserError when ``base`` is not the patch's or a path is wrong, IntegrityError, DiskFull.
     """
-    if out.exists():
-        raise UserError(f"{out} must not exist yet; choose another folder or remove it")
+    check_free(out, folder=unfinished_name(out))
     if not patch.is_file():
         raise UserError(f"{patch} must be a patch made by echo2 snapshot diff; there is no such file")
     if not base.is_dir():

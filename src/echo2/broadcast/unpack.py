@@ -7,31 +7,37 @@ before the folder gets its name, and the base was the one that the delta names. 
 from __future__ import annotations
 
 import shutil
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 
-from blake3 import blake3
-
 from echo2.broadcast import delta, planes
 from echo2.broadcast.body import Body, Contents, Piece, contents_of, open_snapshot, page_aligned
-from echo2.broadcast.layout import header_bytes, object_order
-from echo2.broadcast.manifest import Manifest, TensorEntry
+from echo2.broadcast.checking import TensorHashes, entries_in_order
+from echo2.broadcast.layout import header_bytes
+from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.parse import DELTA, PLANES, RAW, encode_manifest
+from echo2.broadcast.places import beside, made_in
 from echo2.broadcast.planes import shapes_of
 from echo2.broadcast.snapshot import CHUNK_BYTES, ObjectWriter
 from echo2.broadcast.wire import ObjectReader
-from echo2.durable import ASIDE, publish_folder, room_for, write_file
+from echo2.durable import ASIDE, publish_folder, write_file
 from echo2.errors import DiskFull, IntegrityError
 from echo2.transport.partial import MANIFEST_NAME, OBJECT_NAME
 
 
-def unpack(manifest: Manifest, object_path: Path, base_folder: Path | None, folder: Path) -> Manifest:
+def unpack(
+    manifest: Manifest,
+    object_path: Path,
+    base_folder: Path | None,
+    folder: Path,
+    beside: Mapping[str, bytes] | None = None,
+) -> Manifest:
     """Make raw snapshot ``folder`` of the object at ``object_path``; return its manifest, as ``write_snapshot`` would.
 
-    base_folder: the raw snapshot that a delta applies to; an anchor needs none.
+    base_folder: the raw snapshot that a delta applies to; an anchor needs none.  beside: small files of the folder,
+    by name.
     Whole or absent: works in ``folder``.unpacked.aside and renames it. Raises IntegrityError when the base is not the
     named one (before anything is written), the object is broken, or the result is not what the manifest says; DiskFull.
     """
@@ -42,6 +48,8 @@ def unpack(manifest: Manifest, object_path: Path, base_folder: Path | None, fold
         check_base(manifest, base.contents if base is not None else None)
         aside = stack.enter_context(unfinished(folder))
         raw = rebuild(manifest, object_path, base.body if base is not None else None, aside)
+        for name, data in (beside or {}).items():
+            write_file(aside / name, data)  # if there is no room for it, the rest shall not stay either
         publish_folder(aside, folder)
     return raw
 
@@ -59,18 +67,13 @@ def check_base(manifest: Manifest, base: Contents | None) -> None:
         raise IntegrityError(f"{wanted}, whose tensors have other names, types or shapes than the result's")
 
 
-@contextmanager
-def unfinished(folder: Path) -> Iterator[Path]:
+def unfinished(folder: Path) -> AbstractContextManager[Path]:
     """An empty folder beside ``folder`` to make it in; whatever goes wrong, it is removed."""
-    aside = folder.with_name(f"{folder.name}.unpacked{ASIDE}")
-    with room_for(folder):
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        try:
-            yield aside
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
+    return made_in(unfinished_name(folder), folder)
+
+
+def unfinished_name(folder: Path) -> Path:
+    return beside(folder, ".unpacked" + ASIDE)
 
 
 def rebuild(manifest: Manifest, object_path: Path, base: Body | None, into: Path, *, start: int = 0) -> Manifest:
@@ -78,12 +81,10 @@ def rebuild(manifest: Manifest, object_path: Path, base: Body | None, into: Path
 
     start: where in its file the object begins. Raises IntegrityError, DiskFull.
     """
-    shapes = object_order(shapes_of(contents_of(manifest)))
-    header = header_bytes(shapes)
-    _check_room(into, len(header) + sum(shape.nbytes for shape in shapes))
-    order = {shape.name: number for number, shape in enumerate(shapes)}
-    entries = sorted(manifest.tensors, key=lambda entry: order[entry.name])
-    hashes = _TensorHashes(entries)
+    entries = entries_in_order(contents_of(manifest))
+    header = header_bytes(shapes_of(contents_of(manifest)))
+    _check_room(into, len(header) + sum(entry.nbytes for entry in entries))
+    hashes = TensorHashes(entries, _not_as_said)
     with ExitStack() as stack:
         blocks = _blocks(manifest, object_path, start, base, stack)
         writer = stack.enter_context(ObjectWriter(into / OBJECT_NAME, CHUNK_BYTES))
@@ -125,37 +126,8 @@ def _raw_blocks(file: Body, header: bytes) -> Iterator[memoryview]:
         yield block
 
 
-class _TensorHashes:
-    """Compares a body that comes in blocks with the hashes of its tensors, each as soon as it is complete."""
-
-    def __init__(self, entries: Sequence[TensorEntry]) -> None:
-        """entries: in object order."""
-        self._waiting = deque(entries)
-        self._seen = 0
-        self._hash = blake3()
-
-    def update(self, block: memoryview) -> None:
-        while block:
-            self._skip_complete()
-            part = block[: self._waiting[0].nbytes - self._seen]
-            self._hash.update(part)
-            self._seen += len(part)
-            block = block[len(part) :]
-        self._skip_complete()
-
-    def end(self) -> None:
-        self._skip_complete()
-        if self._waiting:
-            raise IntegrityError(f"the object ended before tensor {self._waiting[0].name!r} was complete")
-
-    def _skip_complete(self) -> None:
-        while self._waiting and self._seen == self._waiting[0].nbytes:
-            entry = self._waiting.popleft()
-            if self._hash.hexdigest() != entry.blake3:
-                raise IntegrityError(
-                    f"tensor {entry.name!r} did not become what the manifest says: the object or its base is damaged"
-                )
-            self._seen, self._hash = 0, blake3()
+def _not_as_said(name: str) -> str:
+    return f"tensor {name!r} did not become what the manifest says: the object or its base is damaged"
 
 
 def _check_room(folder: Path, wanted_bytes: int) -> None:

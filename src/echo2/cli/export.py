@@ -29,15 +29,15 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a kept version of a run as a model directory that transformers loads."""
+    from echo2.broadcast.places import beside, check_free, users_paths
     from echo2.cli.inputs import run_folder
-    from echo2.errors import UserError
 
     folder = run_folder(run)
     kept = _kept(folder)
     policy = _chosen(sorted(kept), version, folder.root)
-    if out.exists():
-        raise UserError(f"the output directory must not exist yet, got {out}; name another one or remove it")
-    dtype = _write(kept[policy], folder.root / "assets", out)
+    with users_paths():
+        check_free(out, folder=beside(out, ".partial"))
+        dtype = _write(kept[policy], folder.root / "assets", out)
     facts = {"folder": out, "policy": str(policy), "dtype": dtype, "from": kept[policy]}
     print_json(facts) if as_json else print(f"version {policy} of {folder.root} is in {out}")
 
@@ -79,12 +79,10 @@ def _chosen(kept: list[Policy], version: str | None, root: Path) -> Policy:
 
 def _write(source: Path, assets: Path, out: Path) -> str:
     """Weights beside the model's small files, whole or absent; return the element type of the weights."""
-    from echo2.durable import publish_folder, room_for
+    from echo2.broadcast.places import beside, made_in
+    from echo2.durable import publish_folder
 
-    aside = out.with_name(out.name + ".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    with room_for(aside):
-        aside.mkdir(parents=True)
+    with made_in(beside(out, ".partial"), out) as aside:
         for path in sorted(assets.iterdir()) if assets.is_dir() else []:
             shutil.copyfile(path, aside / path.name)
         dtype = _from_checkpoint(source, aside) if source.name.startswith("step-") else _from_snapshot(source, aside)
@@ -93,7 +91,7 @@ def _write(source: Path, assets: Path, out: Path) -> str:
             keys = json.loads(config.read_bytes())
             keys.pop("torch_dtype", None)
             config.write_text(json.dumps({**keys, "dtype": dtype}, indent=2, sort_keys=True) + "\n")
-    publish_folder(aside, out)
+        publish_folder(aside, out)
     return dtype
 
 

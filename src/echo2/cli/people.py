@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from echo2.transport.messages import Reply, Request, RunStatus
 
 WATCH_S = 2.0
+COLUMNS = (
+    "worker", "installed", "doing", "trajectories", "per second", "USD/h", "heard", "dialled", "sent on", "re-parented",
+)  # fmt: skip
+"""The last three are of the worker's relay: can others dial it, what did it send them, how often did it turn to another
+parent."""
+_REACHED = {True: "yes", False: "no", None: "unknown"}
 
 Target = Annotated[
     str | None,
@@ -168,7 +174,7 @@ def _table(picture: RunStatus) -> RenderableType:
     if picture.problem:
         lines.append(Text(picture.problem, style="yellow"))
     if picture.workers:
-        table = Table("worker", "installed", "doing", "trajectories", "per second", "USD/h", "heard", box=None)
+        table = Table(*COLUMNS, box=None)
         for row in picture.workers:
             table.add_row(*(Text(cell) for cell in _cells(row)))
         lines.append(table)
@@ -180,9 +186,11 @@ def _numbers(picture: RunStatus) -> str:
     last = picture.last_metrics
     if not last:
         return counts
+    seed, workers = last.get("seed_sent_bytes", 0), sum(last.get("sent_bytes_by_node", {}).values())
+    relays = f"; sent {_megabytes(seed)} by the coordinator, {_megabytes(workers)} by workers" if seed else ""
     return (
         f"reward {last['reward_mean']:.3f}, staleness {last['staleness_mean']:.1f} (max {last['staleness_max']}), "
-        f"bubble {last['bubble_ratio']:.0%}, {last['cost_usd']:.2f} USD; {counts}"
+        f"bubble {last['bubble_ratio']:.0%}, {last['cost_usd']:.2f} USD{relays}; {counts}"
     )
 
 
@@ -195,4 +203,11 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         f"{row.get('rate_per_s', 0.0):.2f}",
         f"{row.get('usd_per_h', 0.0):.2f}",
         f"{row.get('last_seen_s', 0.0):.0f} s ago",
+        _REACHED[row.get("reachable")],
+        _megabytes(row.get("sent_bytes", 0)),
+        str(row.get("reparentings", 0)),
     ]
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

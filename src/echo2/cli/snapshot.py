@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +40,7 @@ def verify(
         manifest = verify_directory(folder)
     except IntegrityError as error:
         if as_json:
-            print_json({"ok": False, "folder": folder, "fault": str(error)})
+            print_json({"ok": False, "folder": _shown(folder), "fault": _shown(str(error))})
         raise
     _tell(manifest, folder, as_json)
 
@@ -60,7 +61,7 @@ def diff(
     raw_bytes = sum(tensor.nbytes for tensor in manifest.tensors)
     facts: dict[str, Any] = {
         "ok": True,
-        "patch": out,
+        "patch": _shown(out),
         "kind": manifest.kind.value,
         "why": head.why,
         "policy": str(manifest.policy),
@@ -76,7 +77,7 @@ def diff(
         return
     told = f"an anchor, which applies to any base, because {head.why}" if head.why else "a delta, for this base only"
     share = f", {100 * patch_bytes / raw_bytes:.3g} % of the weights" if raw_bytes else ""
-    print(f"{out}: {told}; {patch_bytes} bytes{share}")
+    print(f"{_shown(out)}: {told}; {patch_bytes} bytes{share}")
     if head.files:
         print(f"with {', '.join(facts['files'])}")
 
@@ -97,7 +98,7 @@ def apply(
 def _tell(manifest: Manifest, folder: Path, as_json: bool) -> None:
     facts: dict[str, Any] = {
         "ok": True,
-        "folder": folder,
+        "folder": _shown(folder),
         "run_id": manifest.run_id,
         "policy": str(manifest.policy),
         "kind": manifest.kind.value,
@@ -113,3 +114,8 @@ def _tell(manifest: Manifest, folder: Path, as_json: bool) -> None:
         print_json(facts)
     else:
         print("\n".join(f"{name:<13}{value}" for name, value in facts.items() if name != "ok"))
+
+
+def _shown(text: Path | str) -> str:
+    """As it can be printed anywhere: a name on disk need not be text."""
+    return os.fsencode(text).decode("utf-8", "backslashreplace")

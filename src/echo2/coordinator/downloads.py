@@ -69,9 +69,9 @@ class Slots:
 
 
 class FileResponse(Response):
-    """A file, or one range of it. A reader slower than ``limits`` allows is cut off."""
+    """A file, or one range of it. A reader that takes none of it loses its connection (``connection.py``)."""
 
-    def __init__(self, descriptor: int, span: ByteRange, limits: Limits, held: AsyncExitStack) -> None:
+    def __init__(self, descriptor: int, span: ByteRange, held: AsyncExitStack) -> None:
         """``held`` is let go when the file is sent or the reader gone."""
         headers = {"content-length": str(span.end - span.first), "accept-ranges": "bytes"}
         if span.asked:
@@ -79,7 +79,6 @@ class FileResponse(Response):
         super().__init__(None, 206 if span.asked else 200, headers, "application/octet-stream")
         self._descriptor = descriptor
         self._next, self._end = span.first, span.end
-        self._limits = limits
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,11 +96,7 @@ class FileResponse(Response):
             if len(block) != length or await request.is_disconnected():
                 return
             self._next += length
-            try:
-                async with asyncio.timeout(self._limits.transfer_s(length)):
-                    await send({"type": "http.response.body", "body": block, "more_body": self._next < self._end})
-            except TimeoutError:
-                return
+            await send({"type": "http.response.body", "body": block, "more_body": self._next < self._end})
 
 
 def parse_range(header: str | None, size: int) -> ByteRange:

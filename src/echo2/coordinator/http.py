@@ -1,8 +1,8 @@
 """The coordinator's HTTP surface: bytes to typed messages and back.
 
 Invariant (I9): before a request's body is read, its sender is authenticated, its role may say it, its rate and its
-declared size are within the limits; the body is read by a deadline and decoded against its type. What a client does
-wrong costs it an answer of one sentence and costs nobody else anything.
+declared size are within the limits; the body keeps coming or is given up (H01), and is decoded against its type. What a
+client does wrong costs it an answer of one sentence and costs nobody else anything.
 
     POST /v1/<message>                        msgpack in, msgpack out; Enrol by join token, the rest by credential
     GET  /v1/objects/<root>                   one range of a published object
@@ -175,7 +175,7 @@ class _Surface:
             descriptor, size = open_object(path())
             held.callback(os.close, descriptor)
             span = parse_range(http.headers.get("range"), size)
-            return FileResponse(descriptor, span, self._limits, held.pop_all())
+            return FileResponse(descriptor, span, held.pop_all())
 
     async def metrics(self, http: HttpRequest) -> Response:
         self._principal(http, frozenset(Role), "reading metrics")
@@ -207,14 +207,18 @@ class _Surface:
         if len(declared) > 16 or int(declared) > cap:
             message = f"the body must have at most {cap} bytes, {declared[:20]} were announced"
             raise _Answered(413, Malformed.__name__, message)
-        limit_s = self._limits.transfer_s(int(declared))
-        body = bytearray()
+        loop, body = asyncio.get_running_loop(), bytearray()
+        progress = self._limits.progress(loop.time())
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout_at(progress.due_s) as scope:
                 async for block in http.stream():
                     body += block
+                    scope.reschedule(progress.moved(len(block), loop.time()))
         except TimeoutError:
-            message = f"the body of {declared} bytes did not arrive within {limit_s:.0f} s"
+            message = (
+                f"a body must come at {self._limits.min_rate_bytes_per_s:.0f} bytes/s or faster, with pauses below "
+                f"{self._limits.stall_s:g} s; {len(body)} of {declared} bytes came: send it again"
+            )
             raise _Answered(408, TransportError.__name__, message) from None
         return bytes(body)
 

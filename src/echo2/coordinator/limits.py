@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from echo2.transport.messages import Attach, Enrol, OfferSnapshot, ReportStep, Request, SubmitGroup
+from echo2.transport.progress import SLOWEST_BYTES_PER_S, Progress
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -18,12 +19,12 @@ class Limits(msgspec.Struct, frozen=True):
     """Largest submission of a group (``coordinator.max_submit_bytes``)."""
     header_s: float = 20.0
     """For a request's headers to be complete, and for a fresh connection to send any."""
-    body_s: float = 20.0
-    """For a request's body, beyond what its size takes at the slowest rate."""
+    stall_s: float = 20.0
+    """So far a body or an answer may fall behind the slowest rate, whatever its size (H01)."""
     handle_s: float = 60.0
     """For the coordinator to answer, beyond the wait that a long poll asks for."""
-    min_rate_bytes_per_s: float = 16 * 1024
-    """Slowest transfer in either direction that counts as progress: a 128 kbit/s line (H01)."""
+    min_rate_bytes_per_s: float = SLOWEST_BYTES_PER_S
+    """Slowest transfer in either direction that counts as progress."""
     requests_per_s: float = 50.0
     """Sustained requests of one credential; a worker needs about two."""
     request_burst: float = 200.0
@@ -50,9 +51,9 @@ class Limits(msgspec.Struct, frozen=True):
         }
         return caps.get(kind, 256 * 1024)
 
-    def transfer_s(self, nbytes: int) -> float:
-        """Longest time that ``nbytes`` of a body may take."""
-        return self.body_s + nbytes / self.min_rate_bytes_per_s
+    def progress(self, now_s: float) -> Progress:
+        """Of a body or an answer that begins now."""
+        return Progress(self.stall_s, self.min_rate_bytes_per_s, now_s)
 
 
 @dataclass

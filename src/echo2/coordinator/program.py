@@ -32,6 +32,7 @@ from echo2.coordinator.hall import Hall
 from echo2.coordinator.learner_answers import LearnerAnswers
 from echo2.coordinator.lines import Lines, newest
 from echo2.coordinator.operations import Loaded
+from echo2.coordinator.relays import Standings, no_relays
 from echo2.coordinator.status import exposition, run_status
 from echo2.coordinator.watchdog import Progress, starved
 from echo2.coordinator.worker_answers import WorkerAnswers
@@ -64,6 +65,7 @@ class Coordinator:
         run_id: str,
         snapshot_public_key: bytes = b"",
         task_fingerprints: Mapping[str, str] | None = None,
+        relays: Standings = no_relays,
     ) -> None:
         self.config = config
         self.shelf = shelf
@@ -74,6 +76,7 @@ class Coordinator:
         self.hall = Hall(self.books, store, shelf, seed, clock, lines)
         self.registry = Registry(loaded.tokens, loaded.peers)
         self.snapshot_public_key = snapshot_public_key
+        self._relays = relays
         self.done = asyncio.Event()
         """The run has ended in order."""
         self._to_workers = WorkerAnswers(self.hall, task_fingerprints or {})
@@ -136,7 +139,7 @@ class Coordinator:
 
     def status(self) -> m.RunStatus:
         waits = self.hall.wait_reason if self.hall.queue.versions() else ""
-        return run_status(self.books, self.last_metrics, self.clock.monotonic(), waits)
+        return run_status(self.books, self.last_metrics, self.clock.monotonic(), waits, self._relays())
 
     def prometheus(self) -> bytes:
         return exposition(self.status(), self.last_metrics, self.books)

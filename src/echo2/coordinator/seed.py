@@ -10,11 +10,14 @@ import asyncio
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from echo2.broadcast.disk_shelf import DiskShelf
 from echo2.broadcast.plan.model import SEED, Topology
 from echo2.broadcast.relay.client import RelayClient
 from echo2.broadcast.relay.control import Open
 from echo2.config.root import Config
+from echo2.coordinator.relays import RelayStanding
 from echo2.durable import write_file
 from echo2.errors import UserError
 from echo2.metrics import Traffic
@@ -35,7 +38,8 @@ class RelaySeed:
         self._shelf = shelf
         self._keys = keys
         self._advertised_host = config.broadcast.advertise
-        self._sent_bytes: dict[str, int] = {}
+        self._standings: dict[str, RelayStanding] = {}
+        """A worker that left keeps its numbers: what it sent was sent."""
 
     async def __aenter__(self) -> Self:
         """Raises UserError when the relay cannot listen as configured, TransportError when it does not start."""
@@ -79,16 +83,23 @@ class RelaySeed:
         return RelayCertificate(certificate, authority, self._advertised_host, self._client.port)
 
     def traffic(self) -> Traffic:
-        tally = self._client.tally
-        # A worker that left keeps its number: what it sent was sent.
-        self._sent_bytes |= {node.node_id: node.sent_bytes for node in tally.nodes}
+        tally, standings = self._client.tally, self.standings()
         return Traffic(
             predicted_s=tally.predicted_s or None,
             bound_s=tally.bound_s or None,
             seed_sent_bytes=tally.sent_bytes,
-            sent_bytes_by_node=dict(sorted(self._sent_bytes.items())),
-            reparentings=sum(node.reparentings for node in tally.nodes),
+            sent_bytes_by_node={name: standing.sent_bytes for name, standing in sorted(standings.items())},
+            reparentings=sum(standing.reparentings for standing in standings.values()),
         )
+
+    def standings(self) -> dict[str, RelayStanding]:
+        """Of each worker whose relay was connected in this life. Whether one that left can be dialled is unknown."""
+        left = {name: msgspec.structs.replace(known, reachable=None) for name, known in self._standings.items()}
+        self._standings = left | {
+            node.node_id: RelayStanding(node.reachable, node.sent_bytes, node.reparentings)
+            for node in self._client.tally.nodes
+        }
+        return dict(self._standings)
 
 
 def seed_client(config: Config, run_id: str, manifest_key: bytes, root: Path, events: EventLog) -> RelayClient:

@@ -1,8 +1,7 @@
 """Sockets for the coordinator's HTTP surface.
 
-Invariant (H01, I7): a connection that does not complete a request's headers in time is closed, so sockets that drip
-cost a descriptor and a timer for a while and nothing else. A certificate replaced on disk serves new connections
-without a restart (H10).
+Invariant (H01, I7): every connection has the deadlines of ``connection.py``. A certificate replaced on disk serves new
+connections without a restart (H10).
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import logging
 import socket
 from collections.abc import Callable
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from echo2.coordinator.connection import protocol
+from echo2.coordinator.limits import Limits
 from echo2.errors import UserError
 from echo2.transport.tls import ServerCertificate, utc_now
 
@@ -37,7 +36,7 @@ async def serve(
     port: int,
     tls: ServerCertificate | None = None,
     *,
-    header_s: float = 20.0,
+    limits: Limits = Limits(),  # noqa: B008 - immutable
     on_bound: Callable[[int], None] = lambda port: None,
 ) -> None:
     """Serve ``app`` until cancelled, then close the sockets within a few seconds.
@@ -49,7 +48,7 @@ async def serve(
     try:
         config = uvicorn.Config(
             app,
-            http=_protocol(header_s),
+            http=protocol(limits),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -108,40 +107,3 @@ async def _tend(server: uvicorn.Server, tls: ServerCertificate | None) -> None:
         if tls is not None and ticks % (RELOAD_S * 10) == 0 and (news := tls.reload(utc_now())):
             log.warning("TLS: %s", news)
         await asyncio.sleep(0.1)
-
-
-def _protocol(header_s: float) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol with a total deadline on headers; uvicorn's own timers stop at the first byte."""
-
-    class PromptHeaders(H11Protocol):
-        _deadline: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._arm()
-
-        def data_received(self, data: bytes) -> None:
-            self._arm()
-            super().data_received(data)
-            if self.conn.their_state is not h11.IDLE:
-                self._disarm()
-
-        def connection_lost(self, error: Exception | None) -> None:
-            self._disarm()
-            super().connection_lost(error)
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self.conn.their_state is h11.SEND_BODY:
-                self.transport.close()  # a body that nobody asked for may go on for ever
-
-        def _arm(self) -> None:
-            if self._deadline is None and self.conn.their_state is h11.IDLE:
-                self._deadline = self.loop.call_later(header_s, self.transport.abort)
-
-        def _disarm(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-    return PromptHeaders

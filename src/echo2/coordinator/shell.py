@@ -71,7 +71,7 @@ async def run_coordinator(folder: RunFolder) -> None:
             coordinator = _DiskCoordinator(
                 config, store, loaded, shelf, prompts, SystemClock(), RandomIds(), events, lines, seed,
                 run_id=run_id, snapshot_public_key=public,
-                task_fingerprints={task.name: task.fingerprint() for task, _ in tasks},
+                task_fingerprints={task.name: task.fingerprint() for task, _ in tasks}, relays=seed.standings,
             )  # fmt: skip
             await run_program(_live(coordinator, seed, folder, loaded, tls), coordinator.books.request_stop)
         finally:
@@ -111,7 +111,7 @@ async def _serve(
     try:
         async with asyncio.TaskGroup() as group:
             server = group.create_task(
-                serve(app, config.coordinator.host, port, tls, on_bound=bound.set_result), name="serve"
+                serve(app, config.coordinator.host, port, tls, limits=limits, on_bound=bound.set_result), name="serve"
             )
             await _first_of(announce(), server)
             await coordinator.run()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from echo2.coordinator.books import Books
+from echo2.coordinator.relays import UNKNOWN, RelayStanding
 from echo2.metrics import StepMetrics
 from echo2.report.prometheus import exposition as prometheus_text
 from echo2.transport.messages import RunStatus
 from echo2.types import RowState
 
 
-def run_status(books: Books, last: StepMetrics | None, now: float, wait_reason: str) -> RunStatus:
+def run_status(
+    books: Books, last: StepMetrics | None, now: float, wait_reason: str, relays: Mapping[str, RelayStanding]
+) -> RunStatus:
     """Everything ``echo2 status`` shows."""
     counts = {state.value: books.buffer.counts[state] for state in RowState}
     workers = tuple(
@@ -27,6 +32,7 @@ def run_status(books: Books, last: StepMetrics | None, now: float, wait_reason: 
             "last_seen_s": now - worker.last_seen_s,
             "leases": len(books.fleet.leases_of(worker.worker_id)),
             "spooled_groups": worker.spooled_groups,
+            **msgspec.structs.asdict(relays.get(worker.worker_id, UNKNOWN)),
         }
         for worker in books.fleet.workers.values()
     )

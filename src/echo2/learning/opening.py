@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from blake3 import blake3
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -73,7 +74,7 @@ def reference_model(
     reference.model.requires_grad_(False)
     kept = run_dir / CHECKPOINT_FOLDER / INITIAL_WEIGHTS
     if kept.is_file():
-        install(reference, load_file(kept), str(kept))
+        install(reference, _read_initial(kept), str(kept))
     if weights_hash(stored_tensors(reference.model)[0]) != initial_weights_hash:
         raise IntegrityError(
             f"the reference of the KL term must be version 0 of this run, but the weights in {folder} have changed:"
@@ -112,6 +113,16 @@ def discard_snapshots(folder: Path, keep: int) -> None:
             policies.append((int(incarnation), int(version), path))
     for _, _, path in sorted(policies)[: max(0, len(policies) - keep)]:
         remove_folder(path)
+
+
+def _read_initial(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise IntegrityError(
+            f"{path}, the reference of the KL term, must be readable, got: {error}: bring the file back, or set"
+            " learning.kl_beta to 0"
+        ) from error
 
 
 def _keep_initial(path: Path, weights: Mapping[str, Tensor]) -> None:

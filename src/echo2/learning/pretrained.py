@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from echo2.config.sections import ModelSection
 from echo2.errors import UserError
+from echo2.transport.model_folder import check_links, own_file, weight_files
 
 PACKAGE_PREFIX = "package:"
 TINY_PREFIX = "tiny:"
@@ -77,8 +78,8 @@ def default_cache_dir() -> Path:
 
 
 def asset_paths(model_dir: Path) -> tuple[Path, ...]:
-    """Configuration and tokenizer files of the directory, in a fixed order."""
-    return tuple(path for name in ASSET_NAMES if (path := model_dir / name).is_file())
+    """Configuration and tokenizer files of the directory, in a fixed order. Raises UserError for a link out of it."""
+    return tuple(model_dir / name for name in ASSET_NAMES if own_file(model_dir, name) is not None)
 
 
 def check_model_directory(folder: Path) -> None:
@@ -102,6 +103,8 @@ def check_model_directory(folder: Path) -> None:
             f"the model directory {folder} must hold its weights as safetensors ({' or '.join(WEIGHT_NAMES)}); it holds"
             " none: save the model with save_pretrained"
         )
+    check_links(folder)
+    weight_files(folder)
 
 
 def _looks_like_hub_id(name: str) -> bool:

@@ -95,15 +95,21 @@ def _of_workers(workers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     silent = GaugeMetricFamily(
         "echo2_worker_silence_seconds", "Time since a worker was last heard", labels=["worker", "name"]
     )
+    reachable = GaugeMetricFamily(
+        "echo2_worker_reachable", "Whether other workers can dial a worker's relay", labels=["worker", "name"]
+    )
     count = 0
     for row in workers:
         count += bool(row.get("active", True))
         labels = [str(row.get("id", "")), str(row.get("name", ""))]
         rate.add_metric(labels, float(row.get("rate_per_s") or 0.0))
         silent.add_metric(labels, float(row.get("last_seen_s") or 0.0))
+        if row.get("reachable") is not None:
+            reachable.add_metric(labels, float(row["reachable"]))
     yield _gauge("workers", "Workers that are heard from", count)
     yield rate
     yield silent
+    yield reachable
 
 
 def _of_metrics(metrics: StepMetrics) -> Iterator[Metric]:

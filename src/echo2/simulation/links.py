@@ -154,11 +154,14 @@ class VirtualLine:
     def received(self) -> Mapping[str, int]:
         return self._received
 
+    async def abandon(self, root: str) -> None:
+        self._policies.pop(root, None)
+        self._received.pop(root, None)
+        self._disk.remove(self._folder / root)
+
     async def forget_before(self, policy: Policy) -> None:
         for root in [root for root, named in self._policies.items() if named < policy]:
-            del self._policies[root]
-            self._received.pop(root, None)
-            self._disk.remove(self._folder / root)
+            await self.abandon(root)
 
     async def upload(self, manifest: Manifest, path: Path, start: int) -> None:
         for _ in range(PIECES):

@@ -33,7 +33,7 @@ MAX_BATCH_BYTES = 1 << 30
 PIECE_S = 15.0
 """A download asks for about so much at a time, so that the coordinator's slots go round."""
 BLOCK_BYTES = 1024 * 1024
-"""Unit of reading, verifying and writing; the minimum rate is asked of each."""
+"""Unit of reading, verifying and writing."""
 FIRST_PIECE_BYTES = 8 * 1024 * 1024
 MAX_PIECE_BYTES = 64 * 1024 * 1024
 BUSY_PAUSE_S = 2.0
@@ -151,7 +151,7 @@ class HttpTransport:
             most = _whole_chunks(min(rate * PIECE_S, MAX_PIECE_BYTES), manifest.chunk_size)
 
     async def _fetch_run(self, manifest: ObjectDescription, file: ObjectFile, run: range) -> None:
-        """Neighbouring chunks in one answer; each block of them has a deadline of its own (H01)."""
+        """Neighbouring chunks in one answer, block by block."""
         first = run.start * manifest.chunk_size
         end = min(run.stop * manifest.chunk_size, manifest.object_size)
         wanted = {"Range": f"bytes={first}-{end - 1}"}
@@ -162,8 +162,11 @@ class HttpTransport:
             step = _whole_chunks(BLOCK_BYTES, manifest.chunk_size)
             for number in range(run.start, run.stop, step):
                 length = min((number + step) * manifest.chunk_size, end) - number * manifest.chunk_size
-                async with asyncio.timeout(self._deadlines.transfer_s(length)):
-                    block = await response.content.readexactly(length)
+                block = await self._wire.read(response, length)
+                if len(block) < length:
+                    raise TransportError(
+                        f"object of {manifest.policy}: the answer ended {length - len(block)} bytes early"
+                    )
                 await asyncio.to_thread(_store, manifest, file, number, block)
 
 

@@ -147,6 +147,7 @@ class Installer:
             raise first_cause(errors) from errors
         if given_up.called:
             self._events.emit("way_changed", given_up=str(leg.manifest.policy), newest=str(course.newest))
+            await self._source.abandon(leg.manifest.object_root)
             return None  # Even if it came in that very moment: the course has another next leg.
         return path
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from echo2.broadcast.manifest import Manifest
@@ -86,14 +86,20 @@ class RelaySource:
         by_relay = {root: int(progress.get(root, 0.0) * size) for root, size in self._sizes.items()}
         return {root: max(count, self._http.received().get(root, 0)) for root, count in by_relay.items()}
 
+    async def abandon(self, root: str) -> None:
+        await self._drop([root])
+
     async def forget_before(self, policy: Policy) -> None:
         old = {root for root, named in self._policies.items() if named < policy}
         unknown, self._left = self._left - self._policies.keys(), set()
-        for root in sorted(old | unknown):
+        await self._drop(sorted(old | unknown))
+
+    async def _drop(self, roots: Sequence[str]) -> None:
+        for root in roots:
             self._policies.pop(root, None)
             self._sizes.pop(root, None)
             await self._opened().withdraw(root)
-        await self._http.forget(old | unknown)
+        await self._http.forget(roots)
 
     def _opened(self) -> RelayClient:
         assert self._relay is not None, "use() comes first"

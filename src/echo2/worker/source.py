@@ -42,6 +42,9 @@ class HttpSource:
     def received(self) -> Mapping[str, int]:
         return self._received
 
+    async def abandon(self, root: str) -> None:
+        await self.forget([root])
+
     async def forget_before(self, policy: Policy) -> None:
         """Also files whose version is not known: an earlier life left them."""
         known = {root for root, named in self._policies.items() if named >= policy}

@@ -1,7 +1,7 @@
 """The verified snapshots on a worker's disk.
 
 Invariant (I6): what ``held`` lists was compared, byte for byte, with a manifest that the run's key signed, in this life
-of the program; a folder without that manifest, which is written last, does not count.
+of the program; a folder without that manifest does not count. A folder appears with all its files or not at all.
 
     <folder>/<incarnation>.<version>/  model.safetensors  manifest.json  signed
 """
@@ -17,7 +17,7 @@ from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.signing import open_signed
 from echo2.broadcast.snapshot import load_manifest, verify_snapshot
 from echo2.broadcast.unpack import unpack
-from echo2.durable import remove_folder, write_file
+from echo2.durable import remove_folder
 from echo2.errors import IntegrityError
 from echo2.transport.partial import folder_name
 from echo2.types import Policy
@@ -81,8 +81,8 @@ class DiskStock:
     def _build(self, signed: bytes, manifest: Manifest, object_path: Path, base_folder: Path | None) -> None:
         folder = self._folder / folder_name(manifest.policy)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        unpack(manifest, object_path, base_folder, folder)
-        write_file(folder / SIGNED_NAME, signed)
+        # All in one: a disk that has room for the weights only would keep them, and want as much again at the next try.
+        unpack(manifest, object_path, base_folder, folder, {SIGNED_NAME: signed})
 
     def _found(self) -> dict[Policy, str]:
         found: dict[Policy, str] = {}

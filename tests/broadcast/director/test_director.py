@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from fluid_fleet import BASE, MB, NEXT, FluidFleet, facts
 
+from echo2.broadcast.director.fleet import PROBE_AGAIN_S
 from echo2.broadcast.director.pacing import HELD
 from echo2.broadcast.plan.model import SEED, Topology
 from echo2.broadcast.relay.frames import Assign, Report, Source
@@ -145,6 +146,37 @@ def test_h11_nodes_that_cannot_be_dialled_are_nobodys_parents(topology: Topology
     delta = facts()
     fleet.broadcast(delta)
     assert not {"w00", "w05"} & {*fleet.parents().values(), *fleet.parents(delta).values()}
+
+
+def test_h11_a_node_that_another_could_not_dial_is_a_tail_from_then_on_and_people_see_it() -> None:
+    fleet = standing(fleet_of())
+    feeding = sorted(set(fleet.parents().values()) - {SEED})
+    fleet.say(
+        next(child for child, parent in fleet.parents().items() if parent == feeding[0]), unreachable=(feeding[0],)
+    )
+    fleet.run(3.0)
+    assert feeding[0] not in fleet.parents().values()
+    assert [state.node_id for state in fleet.director.nodes() if not state.reachable] == [feeding[0]]
+
+
+def test_a_node_that_could_not_be_dialled_back_feeds_others_once_it_can_be() -> None:
+    fleet = standing(fleet_of(unreachable=("w00",)))
+    assert fleet.director.probes_due(fleet.now + PROBE_AGAIN_S) == [Source("w00", "w00.test", 7000)]
+    fleet.director.reachability(Source("w00", "w00.test", 7000), True, fleet.now)
+    fleet.run(3.0)
+    assert all(state.reachable for state in fleet.director.nodes())
+
+
+def test_a_fleet_that_changes_in_the_middle_of_a_long_transfer_does_not_end_what_is_measured_of_it() -> None:
+    fleet = standing(fleet_of())
+    fleet.publish(facts())
+    fleet.run(0.3)
+    seen = fleet.director._fleet.rates._round
+    fleet.director.node_joined("late", "late.test", 7000, fleet.now)
+    for _ in range(120):
+        fleet.now += 0.1
+        fleet.director.tick(fleet.now)
+    assert fleet.director._fleet.rates._round is seen
 
 
 def test_a_star_has_no_peers_even_for_those_who_come_late() -> None:
@@ -420,7 +452,7 @@ def test_a_node_that_lost_what_it_had_is_told_its_part_again() -> None:
 def test_reports_of_unknown_nodes_and_strange_reachability_are_nothing() -> None:
     fleet = fleet_of()
     fleet.director.report("stranger", Report(), 0.0)
-    fleet.director.reachability("stranger", True, 0.0)
+    fleet.director.reachability(Source("stranger", "stranger.test", 7000), True, 0.0)
     fleet.director.tick(1.0)
     assert fleet.director.take() == []
     assert fleet.director.nodes() == ()

@@ -88,6 +88,58 @@ def test_a_node_is_not_reachable_until_it_was_dialled_back() -> None:
     assert fleet.where() == {SEED: Source(SEED, "", 0), "a": Source("a", "a.test", 1)}
 
 
+def miss(fleet: Fleet, name: str, *peers: str) -> None:
+    fleet.report(name, Report(unreachable=peers), 0.0)
+
+
+def test_h11_whom_a_peer_could_not_dial_feeds_nobody_until_it_could_or_the_other_joined_anew() -> None:
+    fleet = fleet_of()
+    miss(fleet, "a", "b")
+    assert leaves(fleet) == {"b"}
+    miss(fleet, "a")
+    assert leaves(fleet) == set()
+    miss(fleet, "a", "b")
+    fleet.join(Source("b", "b.test", 2))
+    fleet.members["b"].reachable = True
+    assert leaves(fleet) == set()
+    miss(fleet, "a", "b", "c")
+    assert leaves(fleet) == {"c"}, "what was said of an earlier life is not said of this one"
+    fleet.leave("a")
+    assert leaves(fleet) == set()
+
+
+def test_who_cannot_dial_many_is_itself_the_one_that_is_cut_off() -> None:
+    fleet = fleet_of()
+    miss(fleet, "a", "b", "c", "d", "stranger")
+    assert leaves(fleet) == set()
+
+
+def test_an_answer_about_an_earlier_life_says_nothing_of_this_one() -> None:
+    fleet = Fleet()
+    before, now = Source("a", "a.test", 1), Source("a", "a.test", 2)
+    fleet.join(before)
+    fleet.join(now)
+    assert fleet.probed(now, True, 0.0)
+    assert not fleet.probed(before, False, 1.0)
+    assert not fleet.probed(Source("stranger", "x.test", 1), True, 1.0)
+    assert leaves(fleet) == set()
+
+
+def test_who_could_not_be_dialled_back_is_tried_again_less_and_less_often() -> None:
+    fleet = Fleet()
+    source, now, pauses = Source("a", "a.test", 1), 0.0, []
+    fleet.join(source)
+    for _ in range(7):
+        fleet.probed(source, False, now)
+        pause = next(s for s in range(2000) if fleet.probes_due(now + s))
+        assert fleet.probes_due(now + pause) == [], "told once"
+        pauses.append(pause)
+        now += pause
+    assert pauses == [30, 60, 120, 240, 480, 600, 600]
+    assert fleet.probed(source, True, now)
+    assert fleet.probes_due(now + 1e6) == []
+
+
 def measure(fleet: Fleet, rate_mb: float) -> None:
     for parent, child in pairwise(NAMES):
         fleet.report(child, Report(edges={parent: rate_mb * MB}), 0.0)

@@ -128,3 +128,26 @@ def test_who_lost_what_it_had_and_asks_again_is_told_its_part_again() -> None:
     transfer.stale = False
     transfer.report("w3", asks, True, 3.5)
     assert not transfer.stale, "once is enough"
+
+
+def test_who_came_late_is_measured_by_what_it_gained_since() -> None:
+    transfer = planned()
+    transfer.slow(progress(), 0.0)
+    transfer.tell_again("w2")
+    assert slow_after(transfer, progress(w2=0)) == [], "the others had theirs before"
+    reports = progress(**dict.fromkeys(NAMES, 200) | {"w2": 40})
+    assert slow_after(transfer, reports) == ["w2"], "since then they gained a hundred and it forty"
+
+
+def test_who_gave_the_object_up_for_another_way_is_waited_for_no_more_and_feeds_nobody() -> None:
+    transfer = planned()
+    transfer.report("w2", Report(held=(BASE,), progress={DELTA.root: 7}), True, 1.0)
+    transfer.stale = False
+    transfer.report("w2", Report(held=(BASE,)), True, 2.0)
+    assert transfer.stale
+    assert transfer.plan is not None
+    assert {stream.child: stream.parent for stream in transfer.plan.streams}["w4"] == "w0"
+    assert "w2" not in transfer.unfinished(NAMES)
+    assert transfer.waiting == {}, "although it holds the base"
+    transfer.report("w2", Report(needs=(DELTA.root,)), True, 3.0)
+    assert transfer.waiting == {"w2": 3.0}, "it asks again"

@@ -16,7 +16,7 @@ FRAMES = [
     f.Greet(1, "run", 7000, 2),
     f.Beat({1: 4, 7: 0}),
     f.Warm(1 << 20),
-    f.Want(3, ROOT, 1, (Stretch(0, 5), Stretch(9, 2, -1)), True, b"\x05", 2e6),
+    f.Want(3, ROOT, (Stretch(0, 5), Stretch(9, 2, -1)), True, b"\x05", 2e6),
     f.Have(3, (1, 2)),
     f.Halt(3),
     f.Refuse(3, "busy"),

@@ -4,7 +4,7 @@ import pytest
 
 from echo2.broadcast.plan.model import SEED, Stretch
 from echo2.broadcast.relay.frames import Feed, Source
-from echo2.broadcast.relay.intake import SILENT_S, STARVED_S, FeedState
+from echo2.broadcast.relay.intake import DIAL_S, PLANNED_TURNS, SILENT_S, STARVED_S, TRICKLE_S, FeedState
 
 CHUNK = 2**20
 
@@ -53,3 +53,47 @@ def test_h05_a_receiver_that_stood_still_itself_does_not_blame_its_parent() -> N
     state.stood_still(8.0)
     assert state.starves(0.0, 8.5) == ""
     assert "no chunk" in state.starves(0.0, 8.0 + SILENT_S)
+
+
+RATE = 10.0 * CHUNK
+PAIR = (Source("p", "p.test", 1), Source(SEED, "", 0))
+
+
+def trickled(bytes_per_s: float, *, since_turns: int = 0, sources: tuple[Source, ...] = PAIR) -> str:
+    """A feed whose source says that it has nothing, after a while: why it is left."""
+    state = FeedState(Feed(sources, (Stretch(0, 1000),), RATE, True), 0, 0.0)
+    for _ in range(since_turns):
+        state.stream, state._trickles = 1, True
+        state.turn(set(), 0.0)
+    state.stream = 1
+    for tenth in range(round(10 * TRICKLE_S) + 2):
+        state.parent_has(0, CHUNK, tenth / 10)
+        state.source_sent(CHUNK, round(bytes_per_s * tenth / 10), tenth / 10)
+    assert state.starves(TRICKLE_S, TRICKLE_S) == "", "it may be honest"
+    return state.fails(TRICKLE_S)
+
+
+def test_a_parent_that_says_it_has_nothing_and_trickles_is_left_in_the_end() -> None:
+    assert "far less than planned" in trickled(0.05 * RATE)
+    assert trickled(0.5 * RATE) == ""
+
+
+def test_where_every_source_trickles_the_plan_was_wrong_and_the_only_one_is_kept() -> None:
+    assert trickled(0.05 * RATE, since_turns=PLANNED_TURNS) == ""
+    assert trickled(0.05 * RATE, sources=PAIR[1:]) == ""
+
+
+def test_a_source_to_which_no_connection_comes_about_is_left() -> None:
+    state = FeedState(Feed(PAIR, (), 1.0, True), 0, 0.0)
+    state.dialling_since_s = 1.0
+    assert state.fails(0.9 + DIAL_S) == ""
+    assert "no connection" in state.fails(1.0 + DIAL_S)
+    state.turn(set(), 1.0 + DIAL_S)
+    assert state.fails(50.0) == ""
+
+
+def test_h05_time_in_which_we_stood_still_is_no_time_without_a_connection() -> None:
+    state = FeedState(Feed(PAIR, (), 1.0, True), 0, 0.0)
+    state.dialling_since_s = 1.0
+    state.stood_still(5.0)
+    assert state.fails(5.9 + DIAL_S) == ""

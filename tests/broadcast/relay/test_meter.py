@@ -80,3 +80,16 @@ def test_what_trickles_in_after_a_short_transfer_does_not_make_its_rate_a_low_on
     for _ in range(6):
         flow.run(0.0, 0.4).run(RATE / 50, 0.1)
     assert flow.meter.peak_bytes_per_s() == pytest.approx(RATE, rel=0.01)
+
+
+def test_bytes_held_back_behind_lost_packets_do_not_make_the_line_look_faster() -> None:
+    meter, now, total, held_back = RateMeter(), 100.0, 0.0, 0.0
+    gaps_s = (0.05, 0.17, 0.2, 0.08, 0.15, 0.2)
+    for k in range(3000):  # ten milliseconds each, of which every tenth is looked at
+        period, since_s = divmod(k * 0.01, 0.37)
+        in_gap = since_s < gaps_s[int(period) % len(gaps_s)]
+        held_back = held_back + RATE * 0.01 if in_gap else 0.0
+        now, total = now + 0.01, total + RATE * 0.01
+        if k % 10 == 0:
+            meter.sample(int(total - held_back), now)
+    assert meter.peak_bytes_per_s() == pytest.approx(RATE, rel=0.02)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from virtual_relays import CHUNK_BYTES, Relays, object_manifest
 
 from echo2.broadcast.plan.model import SEED, Stretch
 from echo2.broadcast.relay import frames as f
+from echo2.broadcast.relay.intake import SILENT_S
 
 CHAIN = ("a", "b", "c", "d")
 COUNT = 200
@@ -277,3 +279,76 @@ def test_reports_tell_what_is_had_and_how_fast_it_came() -> None:
     relays.run(1.0)
     edges = relays.nodes["c"].report().edges
     assert edges["b"] == pytest.approx(relays.rate, rel=0.15)
+
+
+def test_h11_who_cannot_be_dialled_is_told_to_the_seed_and_forgotten_once_it_answers() -> None:
+    relays = joined(("a", "b"))
+    relays.unreachable.add("a")
+    relays.publish_chain(MANIFEST, ("a", "b"))
+    relays.run_until_whole(ROOT, ["a", "b"], 30.0)
+    assert relays.nodes["b"].report().unreachable == ("a",)
+    relays.unreachable.discard("a")
+    relays.nodes["b"]._links.dial(relays.source("a"), 0)
+    relays.act("b")
+    relays.run(1.0)
+    assert relays.nodes["b"].report().unreachable == ()
+
+
+def test_h09_nodes_that_lost_the_seed_together_dial_it_at_different_times_and_ever_less_often() -> None:
+    relays = Relays([f"w{k}" for k in range(20)])
+    dials: dict[str, list[float]] = {}
+    real = relays._connect
+
+    def connect(name: str, peer: str, lane: int) -> None:
+        if peer == SEED:
+            dials.setdefault(name, []).append(round(relays.now, 2))
+        real(name, peer, lane)
+
+    relays._connect = connect  # type: ignore[method-assign]
+    relays.run(1.0)
+    relays.publish_chain(MANIFEST, [f"w{k}" for k in range(20)])
+    dials.clear()
+    relays.kill(SEED)
+    relays.run(60.0)
+    assert all(len(times) <= 12 for times in dials.values()), "with an object under way, too"
+    assert len({times[-1] for times in dials.values()}) >= 10
+
+
+def test_h01_a_chunk_that_takes_a_slow_line_longer_than_a_silent_source_is_given_is_no_silence() -> None:
+    chunk_bytes = 2**20
+    relays = Relays(["a"], rate_bytes_per_s=chunk_bytes / (3 * SILENT_S))
+    relays.run(5.0)
+    manifest = msgspec.structs.replace(
+        MANIFEST, chunk_size=chunk_bytes, object_size=3 * chunk_bytes, chunks=("0" * 64,) * 3
+    )
+    relays.publish_chain(manifest, ("a",))
+    relays.run_until_whole(ROOT, ["a"], 70.0)
+    assert relays.nodes["a"].report().accused == ()
+    assert relays.nodes["a"].tally().reparentings == 0
+    assert relays.events("relay_reparented") == []
+
+
+def test_a_chunk_that_cannot_be_read_is_refused_and_asked_for_again() -> None:
+    relays = joined(("a",))
+    relays.publish_chain(MANIFEST, ("a",))
+    relays.run(0.5)
+    seed = relays.nodes[SEED]
+    link, stream = next((link, stream) for link in seed._links for stream in link.servings)
+    seed.unreadable(link.number, stream)
+    relays.act(SEED)
+    relays.run_until_whole(ROOT, ["a"], 30.0)
+    assert "refused" in str(relays.events("relay_reparented"))
+
+
+def test_chunks_of_an_earlier_life_of_an_object_do_not_count_in_the_next() -> None:
+    relays = joined(("a",))
+    relays.publish_chain(MANIFEST, ("a",))
+    relays.run(0.5)
+    node = relays.nodes["a"]
+    (stream,) = [feed.stream for intake in node._receiver for feed in intake.feeds]
+    assert stream is not None
+    node.withdraw(ROOT)
+    node.bring(MANIFEST, relays.now)
+    node.opened(ROOT, bytearray(COUNT), relays.now)
+    node.stored(ROOT, stream, 3, relays.now)
+    assert node.report().progress == {ROOT: 0}

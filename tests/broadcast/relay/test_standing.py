@@ -3,6 +3,7 @@ from __future__ import annotations
 from echo2.broadcast.plan.model import SEED
 from echo2.broadcast.relay import frames as f
 from echo2.broadcast.relay.links import Dial, Hangup, Link, Links, PaddingOut
+from echo2.broadcast.relay.redial import Redial
 from echo2.broadcast.relay.standing import STANDBY_WARM_BYTES, WARM_BYTES, Standing
 
 A, B, C = (f.Source(name, f"{name}.test", 1) for name in "abc")
@@ -15,7 +16,7 @@ def plan(generation: int, *sources: f.Source) -> f.Assign:
 
 class Child:
     def __init__(self) -> None:
-        self.links = Links("x", THE_SEED)
+        self.links = Links("x", THE_SEED, Redial(1, 0.0))
         self.standing = Standing(self.links, 1)
         self._numbers = 0
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from relays import RunKeys
+from swarm import until
 
 from echo2.broadcast.relay import frames as f
-from echo2.broadcast.relay.wire import Wire
+from echo2.broadcast.relay.wire import MOST_TAILS, Wire
 from echo2.transport.tls import peer_context
 
 LIMIT_BYTES = 1000
@@ -24,6 +25,7 @@ class ScriptedEnds:
 
     def __init__(self) -> None:
         self.out: list[bytes] = []
+        self.heard_times = 0
         self.chunks: list[tuple[int, bytes]] = []
         self.controls: list[f.AnyControl] = []
         self.why = ""
@@ -34,7 +36,7 @@ class ScriptedEnds:
         return self.out.pop(0) if self.out else b""
 
     def heard(self, number: int) -> None:
-        pass
+        self.heard_times += 1
 
     def accepts(self, number: int, stream: int, chunk: int, nbytes: int) -> str | None:
         return ROOT if stream == 1 else None
@@ -64,7 +66,9 @@ class Pair:
     """A wire and, at the other side of the connection, a plain TLS socket."""
 
     def __init__(self, keys: RunKeys) -> None:
-        ours, theirs = socket.socketpair()
+        with socket.create_server(("127.0.0.1", 0)) as server_socket:
+            theirs = socket.create_connection(server_socket.getsockname())
+            ours, _ = server_socket.accept()
         server, client = (context_of(keys, name, name == "parent") for name in ("parent", "child"))
         self.ends = ScriptedEnds()
         theirs.settimeout(10.0)
@@ -154,3 +158,54 @@ def test_both_directions_flow_at_once(pair: Pair) -> None:
         left -= len(pair.peer.recv(65536))
     for _ in range(20):
         assert pair.ends.got.acquire(timeout=10.0)
+
+
+def test_who_takes_nothing_of_what_is_there_for_it_is_hung_up_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo2.broadcast.relay.wire.STALLED_S", 0.3)
+    pair.ends.out += [f.chunk_header(3, 1, 8_000_000) + bytes(8_000_000)] * 4
+    pair.wire.wake()
+    assert pair.ends.over.wait(10.0)
+    assert "took nothing" in pair.ends.why
+
+
+def test_who_takes_little_by_little_is_not(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo2.broadcast.relay.wire.STALLED_S", 0.5)
+    pair.ends.out += [f.chunk_header(3, 1, 8_000_000) + bytes(8_000_000)] * 4
+    pair.wire.wake()
+    for _ in range(12):
+        assert not pair.ends.over.wait(0.1)
+        for _ in range(16):
+            pair.peer.recv(16384)
+    assert not pair.ends.over.is_set()
+
+
+def test_h01_a_slow_line_is_heard_although_something_else_wakes_the_wire_all_the_time(pair: Pair) -> None:
+    """The kernel is asked to wake it for more than comes in a second."""
+    pair.peer.sendall(f.chunk_header(1, 0, 2_000_000) + bytes(50_000))
+    until(lambda: pair.ends.heard_times, "the first bytes")
+    before = pair.ends.heard_times
+    pair.peer.sendall(bytes(20_000))
+    for _ in range(150):
+        pair.wire.wake()
+        if pair.ends.over.wait(0.01) or pair.ends.heard_times > before:
+            break
+    assert pair.ends.heard_times > before
+
+
+def test_i9_memory_for_a_control_frame_is_taken_as_it_comes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo2.broadcast.relay.wire.BODY_BYTES", 16)
+    frame = f.encode_control(f.Refuse(1, "x" * 200))
+    pair.peer.sendall(frame[: f.HEADER.size + 1])
+    until(lambda: pair.wire._frame is not None, "the header")
+    assert len(pair.wire._body) == 16
+    pair.peer.sendall(frame[f.HEADER.size + 1 :])
+    assert pair.ends.got.acquire(timeout=10.0)
+    assert pair.ends.controls == [f.Refuse(1, "x" * 200)]
+
+
+def test_a_chunk_whose_end_does_not_come_does_not_keep_the_wire_awake(pair: Pair) -> None:
+    pair.peer.sendall(f.chunk_header(1, 0, 1000) + bytes(990))
+    until(lambda: pair.wire._tails >= MOST_TAILS, "the wire to wait for the rest as usual")
+    pair.peer.sendall(bytes(10))
+    assert pair.ends.got.acquire(timeout=10.0)
+    assert pair.ends.chunks == [(0, bytes(1000))]

@@ -82,16 +82,21 @@ class Director:
             transfer.waiting.pop(node_id, None)
         self._changed(now)
 
-    def reachability(self, node_id: str, reachable: bool, now: float) -> None:
-        """Whether the node could be dialled back."""
-        member = self._fleet.members.get(node_id)
-        if member is not None and member.reachable is not reachable:
-            member.reachable = reachable
+    def reachability(self, source: Source, reachable: bool, now: float) -> None:
+        """Whether the node could be dialled back there."""
+        if self._fleet.probed(source, reachable, now):
             self._changed(now)
 
+    def probes_due(self, now: float) -> list[Source]:
+        """Nodes that shall be dialled back again, each told once."""
+        return self._fleet.probes_due(now)
+
     def report(self, node_id: str, report: Report, now: float) -> None:
-        if node_id not in self._fleet.members:
+        member = self._fleet.members.get(node_id)
+        if member is None:
             return
+        if member.report.unreachable != report.unreachable:
+            self._changed(now)
         self._fleet.report(node_id, report, now)
         newest = self._newest_delta()
         for transfer in self._transfers.values():
@@ -151,9 +156,9 @@ class Director:
         self._standing = self._make(self._fleet.members, *self._usual, now)
         news = self._standing_links.update(self._standing, self._fleet.where())
         to_nodes = [(name, assign) for name, assign in news if name != SEED]
-        if to_nodes:
+        if to_nodes and not self._was_busy:  # else what is seen is the transfer, and is judged by its own plan
             self._measure(self._standing, relayed=False)
-            self._outbox += to_nodes
+        self._outbox += to_nodes
 
     def _notice(self, now: float) -> None:
         """A transfer that ended, and rates that changed, are changes too."""
@@ -285,7 +290,7 @@ class Director:
         parents = {stream.child: stream.parent for stream in sorted(streams, key=lambda x: x.parent != SEED)}
         return tuple(
             NodeState(
-                name, member.reachable is True, *rates[name], parents.get(name, ""),
+                name, self._fleet.reachable(name), *rates[name], parents.get(name, ""),
                 member.report.sent_bytes, member.report.received_bytes, member.report.reparentings,
             )
             for name, member in sorted(self._fleet.members.items())

@@ -1,7 +1,8 @@
 """The nodes that are connected to the seed, as far as plans care.
 
 Invariant: what a plan is made from changes only when something measured changed materially, so plans and their warm
-links stay. Who sent others wrong or too few chunks feeds nobody for a while; who blames many is not believed. Pure.
+links stay. Who sent others wrong or too few chunks feeds nobody for a while, nor does whom others cannot dial; who
+blames many is not believed. Pure.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ BELIEVED = 2
 """Who accuses more peers than that is itself the one that is slow."""
 MOST_ACCUSED = 1 / 3
 """When more of the fleet than that is accused, the plan was wrong, not the nodes."""
+PROBE_AGAIN_S, MOST_PROBE_AGAIN_S = 30.0, 600.0
+"""After a node could not be dialled back, it is tried again; the pause doubles from the first to the second."""
 
 
 class Member:
@@ -30,6 +33,9 @@ class Member:
         self.source = source
         self.reachable: bool | None = None
         """None until it was dialled back, which counts as no."""
+        self.probe_at_s = float("inf")
+        """When it is dialled back again."""
+        self.probe_pause_s = PROBE_AGAIN_S
         self.report = Report()
         self.heard = False
         """It has reported since it connected."""
@@ -43,15 +49,39 @@ class Fleet:
         self.uplink = UNKNOWN_UPLINK
         self._accused_at: dict[str, dict[str, float]] = {}
         """By accused and accuser."""
+        self._missed_by: dict[str, set[str]] = {}
+        """By node: peers that tried to dial it since it joined, and could not."""
 
     def join(self, source: Source) -> None:
+        self._missed_by.pop(source.node_id, None)
         self.members[source.node_id] = Member(source)
 
     def leave(self, node_id: str) -> None:
-        self.members.pop(node_id, None)
+        member = self.members.pop(node_id, None)
+        for peer in member.report.unreachable if member is not None else ():
+            self._missed_by.get(peer, set()).discard(node_id)
+
+    def probed(self, source: Source, reachable: bool, now: float) -> bool:
+        """Whether the node could be dialled back there; returns whether that is news. An answer about an earlier life
+        of the node, which listened elsewhere, is none."""
+        member = self.members.get(source.node_id)
+        if member is None or member.source != source:
+            return False
+        before, member.reachable = member.reachable, reachable
+        member.probe_at_s = float("inf") if reachable else now + member.probe_pause_s
+        member.probe_pause_s = min(2 * member.probe_pause_s, MOST_PROBE_AGAIN_S)
+        return before is not reachable
+
+    def probes_due(self, now: float) -> list[Source]:
+        """Nodes to be dialled back again; each is told once, until the answer is there."""
+        due = [member for member in self.members.values() if now >= member.probe_at_s]
+        for member in due:
+            member.probe_at_s = float("inf")
+        return [member.source for member in due]
 
     def report(self, node_id: str, report: Report, now: float) -> None:
         member = self.members[node_id]
+        self._note_missed(node_id, member.report.unreachable, report.unreachable)
         for accused in self.members.keys() & report.accused:
             since = self._accused_at.setdefault(accused, {})
             is_new = node_id not in since or (member.heard and accused not in member.report.accused)
@@ -68,6 +98,18 @@ class Fleet:
     def demote(self, node_id: str, now: float) -> None:
         """It was far slower than the others."""
         self._accused_at.setdefault(node_id, {})[SEED] = now
+
+    def _note_missed(self, node_id: str, before: Collection[str], after: Collection[str]) -> None:
+        for peer in self.members.keys() & set(after).difference(before):
+            self._missed_by.setdefault(peer, set()).add(node_id)
+        for peer in set(before).difference(after):
+            self._missed_by.get(peer, set()).discard(node_id)
+
+    def reachable(self, node_id: str) -> bool | None:
+        """Whether the seed could dial it back and no peer that is to be believed failed to; None until it was tried."""
+        missed = self._missed_by.get(node_id, ())
+        fair = (name for name in missed if len(self.members[name].report.unreachable) <= BELIEVED)
+        return False if any(fair) else self.members[node_id].reachable
 
     def distrusted(self, now: float) -> set[str]:
         """Who shall feed nobody."""
@@ -108,7 +150,7 @@ class Fleet:
             Node(
                 name,
                 *(self._used.get(name) or fresh[name]),
-                self.members[name].reachable is True and name not in distrusted,
+                self.reachable(name) is True and name not in distrusted,
             )
             for name in names
         ]

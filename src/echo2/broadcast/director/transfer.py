@@ -19,7 +19,8 @@ from echo2.types import Policy
 
 SLOW_SHARE = 0.5
 SLOW_S = 3.0
-"""Who has less than this share of what the others have, for so long, while others wait for it, is passed by."""
+"""Who gained less than this share of what the others gained meanwhile, for so long, while others wait for it, is passed
+by."""
 
 
 class ObjectFacts(msgspec.Struct, frozen=True):
@@ -54,6 +55,10 @@ class Transfer:
         """Nodes that had the object whole, even if they do not keep it."""
         self._began: set[str] = set()
         """Nodes that told how far they are."""
+        self._given_up: set[str] = set()
+        """Nodes that told how far they are and want it no more: another way got them further."""
+        self._before: dict[str, int] = {}
+        """By planned node: chunks that the others had already when it began, and it had not."""
         self._slow_since: dict[str, float] = {}
 
     def report(self, node_id: str, report: Report, is_newest: bool, now: float) -> None:
@@ -65,18 +70,33 @@ class Transfer:
         elif asks and node_id in self._done:
             self._done.discard(node_id)
             self.tell_again(node_id)
+        if asks:
+            self._given_up.discard(node_id)
         if root in report.progress:
             self._began.add(node_id)
-        elif asks and node_id in self._began:  # it lost what it had, for want of room perhaps
-            self._began.discard(node_id)
+        elif node_id in self._began and asks:  # it lost what it had, for want of room perhaps
             self.tell_again(node_id)
+        elif node_id in self._began and node_id not in self._done:
+            self._give_up(node_id)
         is_base_holder = is_newest and self.facts.base_root in report.held
-        if node_id in self._done or node_id in self.planned or not (asks or is_base_holder):
+        no_more = node_id in self._done or node_id in self._given_up
+        if no_more or node_id in self.planned or not (asks or is_base_holder):
             self.waiting.pop(node_id, None)
         else:
             self.waiting.setdefault(node_id, now)
 
+    def _give_up(self, node_id: str) -> None:
+        """It serves nobody any more: those behind it get its parent."""
+        self._given_up.add(node_id)
+        self._began.discard(node_id)
+        if self.plan is not None and node_id in self.planned:
+            self.plan, self.stale = without(self.plan, node_id), True
+        self.assignments.forget(node_id)
+
     def tell_again(self, node_id: str) -> None:
+        """It knows nothing of its part, and begins anew."""
+        self._began.discard(node_id)
+        self._before.pop(node_id, None)
         self.assignments.forget(node_id)
         self.stale = True
 
@@ -92,30 +112,39 @@ class Transfer:
         return plan
 
     def unfinished(self, connected: Collection[str]) -> set[str]:
-        return {node_id for node_id in self.planned.intersection(connected) if node_id not in self._done}
+        return self.planned.intersection(connected) - self._done
 
     def slow(self, reports: Mapping[str, Report], now: float) -> list[str]:
         """Connected nodes that have held others up for long enough."""
         counts = {name: self._count(name, reports[name]) for name in self.planned.intersection(reports)}
+        self._note_newcomers(counts)
         most = max(counts.values(), default=0)
-        suspects = [name for name in sorted(counts) if counts[name] < SLOW_SHARE * most]
+        suspects = [name for name in sorted(counts) if counts[name] < SLOW_SHARE * (most - self._before[name])]
         plan = self.present(reports) if suspects else None
-        behind = _behind(plan, counts, suspects, self.chunks) if plan is not None else []
+        behind = _behind(plan, counts, self._before, suspects, self.chunks) if plan is not None else []
         self._slow_since = {name: self._slow_since.get(name, now) for name in behind}
         return [name for name, since in self._slow_since.items() if now - since >= SLOW_S]
+
+    def _note_newcomers(self, counts: Mapping[str, int]) -> None:
+        known = [count for name, count in counts.items() if name in self._before]
+        usual = int(median(known)) if known else 0
+        for name in counts.keys() - self._before.keys():
+            self._before[name] = max(usual - counts[name], 0)
 
     def _count(self, node_id: str, report: Report) -> int:
         return self.chunks if node_id in self._done else report.progress.get(self.facts.root, 0)
 
 
-def _behind(plan: Plan, counts: Mapping[str, int], suspects: Sequence[str], chunks: int) -> list[str]:
-    """Who has far fewer chunks than those that do not depend on it, and whom others wait for. Where several in a row
+def _behind(
+    plan: Plan, counts: Mapping[str, int], before: Mapping[str, int], suspects: Sequence[str], chunks: int
+) -> list[str]:
+    """Who gained far fewer chunks than those that do not depend on it, and whom others wait for. Where several in a row
     are behind, the first is to blame. Around a ring everybody depends on everybody."""
     kin, behind = Kin(plan), []
     for name in suspects:
         below = {name, *kin.descendants(name)}
         others = [count for other, count in counts.items() if other not in below]
-        if others and counts[name] < SLOW_SHARE * median(others):
+        if others and counts[name] < SLOW_SHARE * (median(others) - before[name]):
             behind.append(name)
     awaited = {stream.parent for stream in plan.streams if counts.get(stream.child, chunks) < chunks}
     return [name for name in behind if name in awaited and not set(behind).intersection(kin.ancestors(name))]

@@ -164,6 +164,8 @@ class ChunkFile:
             with room_for(self.path):
                 os.posix_fallocate(self._descriptor, 0, size)
         except BaseException:
+            with self._lock:
+                self._is_closed = True  # a chunk that is put from now on would be cut off
             os.ftruncate(self._descriptor, before)
             if not before:
                 self.path.unlink(missing_ok=True)

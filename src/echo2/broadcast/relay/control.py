@@ -122,7 +122,8 @@ class NodeState(msgspec.Struct, frozen=True):
     """A node as the seed knows it, for people and metrics."""
 
     node_id: str
-    reachable: bool
+    reachable: bool | None
+    """Whether others can dial it; None until that was tried."""
     up_bytes_per_s: float
     down_bytes_per_s: float
     parent: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,8 @@ class Files:
         self._owns = owns
         self._lock = threading.Lock()
         self._open: dict[str, ChunkFile] = {}
+        self._wishes: Counter[str] = Counter()
+        """Times that a file was asked for or dropped, by object."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def path(self, root: str) -> Path:
@@ -40,12 +43,26 @@ class Files:
         if before is not None:
             before.close()
 
-    def make(self, manifest: Manifest, opened: Callable[[ChunkFile], None], failed: Callable[[str], None]) -> None:
-        """Open, create or look again at the object's file, then call one of the two."""
-        self._jobs.put(lambda: self._make(manifest, opened, failed))
+    def make(
+        self, manifest: Manifest, opened: Callable[[ChunkFile, int], None], failed: Callable[[str, int], None]
+    ) -> None:
+        """Open, create or look again at the object's file, then call one of the two with the wish's number; see
+        ``is_newest``."""
+        wish = self._next_wish(manifest.object_root)
+        self._jobs.put(lambda: self._make(manifest, lambda file: opened(file, wish), lambda why: failed(why, wish)))
 
     def drop(self, root: str) -> None:
+        self._next_wish(root)
         self._jobs.put(lambda: self._drop(root))
+
+    def is_newest(self, root: str, wish: int) -> bool:
+        """Whether nothing was wished of the object's file since; else what came of the wish is about a file that goes
+        or went."""
+        return self._wishes[root] == wish
+
+    def _next_wish(self, root: str) -> int:
+        self._wishes[root] += 1
+        return self._wishes[root]
 
     def work(self) -> None:
         """Consumes wishes, one at a time; ends by ``close``."""

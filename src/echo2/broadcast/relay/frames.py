@@ -77,8 +77,6 @@ class Want(Control, frozen=True):
     stream: Number
     """The child's number for it, unused on this link so far."""
     root: Root
-    generation: Number
-    """Of the plan that made us parent and child."""
     stretches: Annotated[tuple[Stretch, ...], msgspec.Meta(max_length=MAX_FEEDS)]
     spills: bool
     have: bytes
@@ -130,6 +128,8 @@ class Report(Control, frozen=True):
     """Times the node left a parent for another since it started."""
     accused: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
     """Peers that sent it a wrong chunk or let it starve, since it started."""
+    unreachable: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
+    """Peers that it could not dial of late."""
 
 
 # ---- seed to node ------------------------------------------------------------------------------------------------

@@ -21,7 +21,13 @@ PLANNED_TURNS = 2
 LEAST_BACKLOG = 4
 """Chunks a parent must have for us before it can be blamed."""
 SILENT_S = 6.0
-"""A source that sends no chunk at all for so long, while no other does, is left, whatever it says."""
+"""A source whose connections bring nothing for so long, while no other source brings a chunk, is left, whatever it
+says. Bytes count, since a large chunk takes a slow line longer than that."""
+TRICKLE_S = 10.0
+"""A source that sends far less than planned for so long is left even if it says that it has nothing for us. By then
+those above it are over a trouble of theirs."""
+DIAL_S = 8.0
+"""A source to which no connection came about for so long is left, whatever holds it up; a name server, perhaps."""
 ROUND_PAUSE_S = 0.5
 """Before the first source is asked again after the last one failed."""
 STUCK_S = 20.0
@@ -48,6 +54,11 @@ class FeedState:
         """That came in it."""
         self._starves = False
         self._turns = 0
+        self.dialling_since_s: float | None = None
+        """The stream waits for connections to the source."""
+        self._look: tuple[float, int] | None = None
+        """When the source's bytes were looked at, and how many they were."""
+        self._trickles = False
 
     @property
     def source(self) -> Source:
@@ -55,9 +66,10 @@ class FeedState:
 
     def turn(self, shunned: set[str], now: float) -> None:
         """To the next source."""
-        self._turns += self._starves
-        self.stream, self.chunk_s = None, now
+        self._turns += self._starves or self._trickles
+        self.stream, self.chunk_s, self.dialling_since_s = None, now, None
         self._window, self._chunks, self._starves = None, 0, False
+        self._look, self._trickles = None, False
         for _ in self.feed.sources:
             self.at += 1
             if self.at == len(self.feed.sources):
@@ -85,18 +97,40 @@ class FeedState:
         self._starves = backlog >= LEAST_BACKLOG and self._chunks < least
         self._window, self._chunks = (now, backlog), 0
 
+    def source_sent(self, chunk_bytes: int, total_bytes: int, now: float) -> None:
+        """Chunks of any object that came from the source so far; a newer object may have to wait for an older one."""
+        if self._look is None or self.stream is None:
+            self._look = (now, total_bytes)
+        began_s, before = self._look
+        if now - began_s < TRICKLE_S:
+            return
+        least = TOO_FEW_PLANNED * self.feed.rate_bytes_per_s * (now - began_s)
+        self._trickles = self._turns < PLANNED_TURNS and total_bytes - before < least - chunk_bytes
+        self._look = (now, total_bytes)
+
     def stood_still(self, seconds: float) -> None:
         """Time in which nothing could be heard does not count."""
         self.chunk_s += seconds
         if self._window is not None:
             self._window = (self._window[0] + seconds, self._window[1])
+        if self._look is not None:
+            self._look = (self._look[0] + seconds, self._look[1])
+        if self.dialling_since_s is not None:
+            self.dialling_since_s += seconds
 
-    def starves(self, chunk_s: float, now: float) -> str:
-        """Why this source must be left; empty when it need not be.  chunk_s: when any feed of the object brought a
-        chunk; in a ring they do so by turns."""
+    def fails(self, now: float) -> str:
+        """Why this source must be left although it may not be to blame; empty when it need not be."""
+        if self.dialling_since_s is not None and now - self.dialling_since_s >= DIAL_S:
+            return f"no connection to it for {DIAL_S:g} s"
+        others = len(self.feed.sources) > 1
+        return f"it sends far less than planned for {TRICKLE_S:g} s" if self._trickles and others else ""
+
+    def starves(self, flow_s: float, now: float) -> str:
+        """Why this source is to blame and must be left; empty when it need not be.  flow_s: when any feed of the object
+        brought a chunk, in a ring they do so by turns, or a connection of this one anything."""
         if self.stream is None:
             return ""
-        if now - max(chunk_s, self.chunk_s) >= SILENT_S:
+        if now - max(flow_s, self.chunk_s) >= SILENT_S:
             return f"no chunk for {SILENT_S:g} s"
         others = len(self.feed.sources) > 1
         return f"it has chunks and sends too few for {STARVED_S:g} s" if self._starves and others else ""
@@ -105,8 +139,11 @@ class FeedState:
 class Intake:
     """An object under way, or here."""
 
-    def __init__(self, manifest: Manifest, now: float) -> None:
+    def __init__(self, manifest: Manifest, now: float, after_stream: int = 0) -> None:
+        """after_stream: the newest stream so far; what still comes on those is of an earlier life of the object, and
+        lies in a file that is gone."""
         self.manifest = manifest
+        self.after_stream = after_stream
         self.root = manifest.object_root
         self.count = len(manifest.chunks)
         self.here = bytearray(self.count)

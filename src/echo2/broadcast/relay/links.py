@@ -14,6 +14,8 @@ import msgspec
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.relay.control import Event, Word
 from echo2.broadcast.relay.frames import MAX_PADDING_BYTES, Beat, Control, Source, Want, encode_control
+from echo2.broadcast.relay.meter import is_flow
+from echo2.broadcast.relay.redial import Redial
 from echo2.broadcast.relay.serving import Serving
 
 SILENCE_S = 1.5
@@ -94,6 +96,8 @@ class Link:
         self.heard_s = now
         self.beat_s = now
         self.received_bytes = 0
+        self.flow_s = float("-inf")
+        """When more came than what keeps the link alive."""
         self.warmed_s = float("-inf")
         """When padding was last asked for."""
         self.measured = False
@@ -108,6 +112,12 @@ class Link:
         self._controls: deque[bytes] = deque()
         self._padding = 0
         self._padding_until_s = 0.0
+
+    def received(self, total_bytes: int, elapsed_s: float, now: float) -> None:
+        """Since the link was made, ``elapsed_s`` after the last time."""
+        if is_flow(total_bytes - self.received_bytes, elapsed_s):
+            self.flow_s = now
+        self.received_bytes = max(self.received_bytes, total_bytes)
 
     def new_pace(self) -> float | None:
         """Bytes per second that became the link's limit just now, 0 for none; None when nothing changed."""
@@ -146,8 +156,9 @@ class Link:
 class Links:
     """All links of a node, and the actions that wait for the shell."""
 
-    def __init__(self, node_id: str, seed: Source | None) -> None:
-        """seed: where this node dials the seed, whatever a plan says of its address."""
+    def __init__(self, node_id: str, seed: Source | None, redial: Redial) -> None:
+        """seed: where this node dials the seed, whatever a plan says of its address.  redial: when it may."""
+        self._redial = redial
         self._node_id = node_id
         self._seed = seed
         self._links: dict[int, Link] = {}
@@ -196,8 +207,10 @@ class Links:
         return link
 
     def dial(self, source: Source, lane: int) -> None:
-        """Unless it is there, or being made."""
+        """Unless it is there, or being made, or has to wait."""
         if self._seed is not None and source.node_id == self._seed.node_id:
+            if self._redial.rests:
+                return
             source = self._seed
         key = (source.node_id, lane)
         if key not in self._out and key not in self._dialling and source.node_id != self._node_id:

@@ -22,8 +22,10 @@ from echo2.broadcast.relay.control import Tally
 from echo2.broadcast.relay.links import SILENCE_S, Action, Link, Links, Out, Say
 from echo2.broadcast.relay.meter import RateMeter
 from echo2.broadcast.relay.receiver import Receiver
+from echo2.broadcast.relay.redial import Redial
 from echo2.broadcast.relay.server import Server
 from echo2.broadcast.relay.standing import WARM_BYTES, Standing
+from echo2.broadcast.relay.unreachable import Unreachable
 from echo2.errors import Malformed
 
 WARM_AGAIN_S = 2.0
@@ -31,10 +33,8 @@ WARM_AGAIN_S = 2.0
 STOOD_STILL_S = SILENCE_S / 3
 """Without a tick for so long we stood still ourselves, and nobody could be heard (field report H05)."""
 REPORT_S = 0.5
-MOST_EDGES = 256
-"""That a report may name."""
-REDIAL_S, MOST_REDIAL_S = 0.5, 10.0
-"""Pause before the seed is dialled again; it doubles from the first to the second."""
+MOST_NAMED = 256
+"""Peers that a part of a report may name."""
 
 
 class Node:
@@ -47,10 +47,12 @@ class Node:
         must not take our streams for those of our earlier life, so every life begins elsewhere.
         """
         self._seed = seed
-        self._links = Links(node_id, seed)
+        self._redial = Redial(first_stream, now)
+        self._links = Links(node_id, seed, self._redial)
         self._receiver = Receiver(self._links, lanes, seed is None, first_stream)
         self._server = Server(self._links, self._receiver, seed is None)
         self._standing = Standing(self._links, lanes)
+        self._unreachable = Unreachable()
         self._meters: dict[str, RateMeter] = {}
         self._ended: Counter[str] = Counter()
         """Bytes that came over links that are gone, by peer."""
@@ -59,7 +61,6 @@ class Node:
         self._reported: f.Report | None = None
         self._told: Tally | None = None
         self._report_s = now
-        self._redial_at_s, self._redial_pause_s = now, REDIAL_S
         self._ticked_s = now
 
     def take(self) -> list[Action]:
@@ -104,18 +105,21 @@ class Node:
         if not outbound:
             return
         if self._is_seed_link(link):
-            self._redial_pause_s, self._reported = REDIAL_S, None
+            self._redial.answered()
+            self._reported = None
             self._standing.forget()
             self._receiver.forget_generations()
+        self._unreachable.answered(peer)
         self._standing.warm(link, now)
         self._receiver.link_up(now)
         self._links.wake(link)
 
     def dial_failed(self, peer: str, lane: int, why: str, now: float) -> None:
         self._links.undial(peer, lane)
-        if (peer, lane) == (SEED, 0):
-            self._redial_at_s = now + self._redial_pause_s
-            self._redial_pause_s = min(2 * self._redial_pause_s, MOST_REDIAL_S)
+        if peer != SEED:
+            self._unreachable.failed(peer, now)
+        else:
+            self._redial.failed(now)
         self._receiver.dial_failed(peer, lane, why, now)
 
     def link_down(self, number: int, why: str, now: float) -> None:
@@ -125,7 +129,7 @@ class Node:
         if link.outbound:
             self._ended[link.peer] += link.received_bytes
         if self._is_seed_link(link):
-            self._redial_at_s = now
+            self._redial.lost(now)
         self._receiver.link_down(link, why, now)
 
     def heard(self, number: int, now: float) -> None:
@@ -141,6 +145,11 @@ class Node:
 
     def sent_chunk(self, nbytes: int) -> None:
         self._sent_bytes += nbytes
+
+    def unreadable(self, number: int, stream: int) -> None:
+        """A chunk that the link should send on this stream cannot be read."""
+        if (link := self._links.get(number)) is not None:
+            self._server.refuse(link, stream, "I cannot read it")
 
     @property
     def is_sending(self) -> bool:
@@ -218,7 +227,7 @@ class Node:
     def tick(self, received: Mapping[int, int], now: float) -> None:
         """About ten times a second. received: bytes that came in over each link since it was made."""
         late_s, self._ticked_s = now - self._ticked_s, now
-        self._measure(received, now)
+        self._measure(received, late_s, now)
         for link in self._links:
             if late_s > STOOD_STILL_S:
                 link.heard_s += late_s
@@ -231,17 +240,17 @@ class Node:
         if late_s > STOOD_STILL_S:
             self._receiver.stood_still(late_s)
         self._receiver.tick(now)
-        if self._seed is not None and now >= self._redial_at_s:
+        if self._seed is not None and self._redial.due(now):
             self._links.dial(self._seed, 0)
         if now - self._report_s >= REPORT_S:
             self._report_s = now
             self._report()
 
-    def _measure(self, received: Mapping[int, int], now: float) -> None:
+    def _measure(self, received: Mapping[int, int], elapsed_s: float, now: float) -> None:
         totals: Counter[str] = Counter()
         for link in self._links:
             if link.outbound:
-                link.received_bytes = max(link.received_bytes, received.get(link.number, 0))
+                link.received(received.get(link.number, 0), elapsed_s, now)
                 totals[link.peer] += link.received_bytes
         for peer, total in totals.items():
             self._meters.setdefault(peer, RateMeter()).sample(total + self._ended[peer], now)
@@ -264,11 +273,12 @@ class Node:
             complete=tuple(whole[-64:]),
             needs=tuple(x.root for x in self._receiver if x.needed and not x.whole)[-64:],
             progress={x.root: x.count - x.missing for x in under_way[-64:]},
-            edges=dict(list(self._edges())[-MOST_EDGES:]),
+            edges=dict(list(self._edges())[-MOST_NAMED:]),
             sent_bytes=self._sent_bytes,
             received_bytes=self._receiver.received_bytes,
             reparentings=self._receiver.reparentings,
-            accused=tuple(sorted(self._receiver.accused))[:256],
+            accused=tuple(sorted(self._receiver.accused))[:MOST_NAMED],
+            unreachable=tuple(self._unreachable.peers(self._ticked_s))[:MOST_NAMED],
         )
 
     def _edges(self) -> Iterator[tuple[str, float]]:

@@ -6,6 +6,7 @@ turns to its next one; chunks that are here are not asked for again (field repor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from echo2.broadcast.manifest import Manifest
@@ -31,6 +32,8 @@ class Receiver:
         self.accused: set[str] = set()
         """Peers that sent a wrong chunk or let us starve."""
         self.received_bytes = 0
+        self._sent_by: Counter[str] = Counter()
+        """Bytes of chunks, by peer."""
         self.reparentings = 0
 
     def get(self, root: str | None) -> Intake | None:
@@ -112,7 +115,7 @@ class Receiver:
     def _intake(self, manifest: Manifest, now: float) -> Intake:
         intake = self._intakes.get(manifest.object_root)
         if intake is None:
-            intake = self._intakes[manifest.object_root] = Intake(manifest, now)
+            intake = self._intakes[manifest.object_root] = Intake(manifest, now, self._streams)
             unasked = [x for x in self if x.whole and not x.needed and not self._is_seed]
             for surplus in sorted(unasked, key=lambda x: x.manifest.policy)[:-KEPT_OBJECTS]:
                 self.withdraw(surplus.root)
@@ -136,12 +139,13 @@ class Receiver:
     def stored(self, root: str, stream: int, chunk: int, now: float) -> bool:
         """The chunk was right and is in the file; False when it was here before."""
         intake = self._intakes.get(root)
-        if intake is None or not intake.stored(chunk, now):
+        if intake is None or stream <= intake.after_stream or not intake.stored(chunk, now):
             return False
         self.received_bytes += intake.length(chunk)
         for feed in intake.feeds:
             if feed.stream == stream:
                 feed.got_chunk(now)
+                self._sent_by[feed.source.node_id] += intake.length(chunk)
             elif feed.stream is not None:
                 link = self._links.to(feed.source.node_id, feed.lane)
                 if link is not None:
@@ -204,9 +208,11 @@ class Receiver:
         for intake in self:
             chunk_s = max((feed.chunk_s for feed in intake.feeds), default=now)
             for feed in intake.feeds:
-                if why := feed.starves(chunk_s, now):
-                    if feed.source.node_id != SEED:
-                        self.accused.add(feed.source.node_id)
+                feed.source_sent(intake.manifest.chunk_size, self._sent_by[feed.source.node_id], now)
+                blame = feed.starves(max(chunk_s, self._flow_s(feed)), now)
+                if blame and feed.source.node_id != SEED:
+                    self.accused.add(feed.source.node_id)
+                if why := blame or feed.fails(now):
                     self._leave(intake, feed, why, now)
                 self._ask(intake, feed, now)
             if intake.needed and intake.open and not intake.whole and now - intake.gained_s > STUCK_S:
@@ -227,6 +233,11 @@ class Receiver:
         for state in intake.feeds:
             self._ask(intake, state, now)
 
+    def _flow_s(self, feed: FeedState) -> float:
+        """When a connection of the feed brought anything."""
+        links = [self._links.to(feed.source.node_id, lane) for lane in self._lanes_of(feed)]
+        return max((link.flow_s for link in links if link is not None), default=float("-inf"))
+
     def _lanes_of(self, feed: FeedState) -> range:
         return range(feed.lane, feed.lane + self._lanes)
 
@@ -236,15 +247,17 @@ class Receiver:
             return
         links = [self._links.to(feed.source.node_id, lane) for lane in self._lanes_of(feed)]
         if None in links:
+            if feed.dialling_since_s is None:
+                feed.dialling_since_s = now
             for lane in self._lanes_of(feed):
                 self._links.dial(feed.source, lane)
             return
         self._streams += 1
-        feed.stream, feed.chunk_s = self._streams, now
+        feed.stream, feed.chunk_s, feed.dialling_since_s = self._streams, now, None
         have = pack_flags(intake.here) if intake.missing < intake.count else b""
         spills = feed.feed.spills or feed.at > 0  # whoever stands in for a failed source carries all that is left
         pace = feed.feed.pace_bytes_per_s / self._lanes if feed.at == 0 else 0.0  # who stands in may have to hurry
-        want = Want(self._streams, intake.root, max(intake.generation, 0), feed.feed.stretches, spills, have, pace)
+        want = Want(self._streams, intake.root, feed.feed.stretches, spills, have, pace)
         for link in links:
             assert link is not None, "looked at above"
             link.feeds[self._streams] = intake.root

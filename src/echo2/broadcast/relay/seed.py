@@ -65,6 +65,15 @@ class Seed:
                 del self._links[peer]
                 self.director.node_left(peer, now)
 
+    def probes_due(self, now: float) -> list[tuple[Source, int]]:
+        """Nodes that shall be dialled back again, each told once, and their links."""
+        return [(source, self._links[source.node_id]) for source in self.director.probes_due(now)]
+
+    def probed(self, source: Source, number: int, reachable: bool, now: float) -> None:
+        """An answer about an earlier life of the node, which had another link, says nothing of this one."""
+        if self._links.get(source.node_id) == number:
+            self.director.reachability(source, reachable, now)
+
     def report(self, number: int, report: Report, now: float) -> None:
         """Raises Malformed when it does not come over a node's lane 0."""
         for peer, link in self._links.items():

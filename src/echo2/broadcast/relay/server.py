@@ -46,7 +46,7 @@ class Server:
                 except Malformed as error:
                     self._links.hang_up(link, str(error))
             elif now - since_s > ASSIGNMENT_GRACE_S:
-                self._refuse(link, want.stream, "it is not in my part of the plan, or I serve enough others")
+                self.refuse(link, want.stream, "it is not in my part of the plan, or I serve enough others")
             else:
                 link.pending.append((want, since_s))
 
@@ -76,7 +76,7 @@ class Server:
         for link in self._links:
             for stream, serving in list(link.servings.items()):
                 if serving.root == root:
-                    self._refuse(link, stream, "the object was withdrawn")
+                    self.refuse(link, stream, "the object was withdrawn")
 
     def is_sending(self) -> bool:
         return any(serving.backlog for link in self._links for serving in link.servings.values())
@@ -104,6 +104,6 @@ class Server:
                 return link.servings[stream]
         return None
 
-    def _refuse(self, link: Link, stream: int, why: str) -> None:
+    def refuse(self, link: Link, stream: int, why: str) -> None:
         self.halt(link, stream)
         self._links.say(link, Refuse(stream, why))

@@ -27,12 +27,11 @@ from echo2.broadcast.relay.doors import Doors, Threads
 from echo2.broadcast.relay.files import Files
 from echo2.broadcast.relay.node import Node
 from echo2.broadcast.relay.seed import Seed
-from echo2.broadcast.relay.wire import Wire
+from echo2.broadcast.relay.wires import Wires
 from echo2.broadcast.signing import open_signed
 from echo2.errors import DiskFull, IntegrityError, Malformed
 
 TICK_S = 0.1
-MOST_WIRES = 4096
 
 
 class RelayShell:
@@ -46,8 +45,7 @@ class RelayShell:
         self._closing = threading.Event()
         self._threads = Threads()
         self._doors = Doors(order, self._threads, self._meet, say)
-        self._wires: dict[int, Wire] = {}
-        self._wires_made = 0
+        self._wires = Wires()
         is_seed = not order.seed_host
         self._files = Files(Path(order.folder), owns=not is_seed)
         seed = None if is_seed else f.Source(SEED, order.seed_host, order.seed_port)
@@ -67,7 +65,7 @@ class RelayShell:
         """Hang up everywhere and wait, briefly, for the threads."""
         self._closing.set()
         self._doors.close()
-        for wire in list(self._wires.values()):
+        for wire in self._wires.all():
             wire.hang_up("this relay is closing")
         self._files.close()
         self._threads.join()
@@ -102,13 +100,16 @@ class RelayShell:
         """Consumes time until the relay closes."""
         while not self._closing.wait(TICK_S):
             now = time.monotonic()
-            tally = None
+            tally, unreachable = None, list[tuple[f.Source, int]]()
             with self._lock:
-                carried = {number: wire.carried() for number, wire in self._wires.items()}
+                carried = self._wires.carried()
                 self._node.tick({number: here for number, (_, here) in carried.items()}, now)
                 if self._seed is not None:
                     there = {number: there for number, (there, _) in carried.items()}
                     tally = self._seed.tick(there, self._node, now)
+                    unreachable = self._seed.probes_due(now)
+            for source, number in unreachable:
+                self._probe_later(source, number)
             if tally is not None:
                 self._say(tally)
             self._act()
@@ -137,7 +138,7 @@ class RelayShell:
                 self._doors.dial(source, lane, lambda why: self._dial_failed(source, lane, why))
             case ln.OpenFile(manifest):
                 root = manifest.object_root
-                self._files.make(manifest, self._file_opened, lambda why: self._file_failed(root, why))
+                self._files.make(manifest, self._file_opened, lambda why, wish: self._file_failed(root, why, wish))
             case ln.CloseFile(root):
                 self._files.drop(root)
             case ln.Say(word):
@@ -150,15 +151,18 @@ class RelayShell:
             self._node.dial_failed(source.node_id, lane, why, time.monotonic())
         self._act()
 
-    def _file_opened(self, file: ChunkFile) -> None:
+    def _file_opened(self, file: ChunkFile, wish: int) -> None:
+        root = file.manifest.object_root
         here = bytearray(file.has(number) for number in range(file.count))
         with self._lock:
-            self._node.opened(file.manifest.object_root, here, time.monotonic())
+            if self._files.is_newest(root, wish):
+                self._node.opened(root, here, time.monotonic())
         self._act()
 
-    def _file_failed(self, root: str, why: str) -> None:
+    def _file_failed(self, root: str, why: str, wish: int | None = None) -> None:
         with self._lock:
-            self._node.file_failed(root, why)
+            if wish is None or self._files.is_newest(root, wish):
+                self._node.file_failed(root, why)
         self._act()
 
     # ---- peers -------------------------------------------------------------------------------------------------
@@ -167,28 +171,32 @@ class RelayShell:
         """Be the thread of the peer's connection until it ends."""
         now = time.monotonic()
         with self._lock:
-            if self._closing.is_set() or len(self._wires) >= MOST_WIRES:
+            wire = None if self._closing.is_set() else self._wires.make(greeted, self)
+            if wire is None:
                 greeted.sock.close()
                 if outbound:
                     self._node.dial_failed(greeted.peer, greeted.lane, "too many connections", now)
                 return
-            self._wires_made += 1
-            number = self._wires_made
-            wire = self._wires[number] = Wire(number, greeted.sock, self)
+            number = wire.number
             self._node.link_up(number, greeted.peer, outbound, greeted.lane, now)
             joins = self._seed is not None and not outbound and greeted.lane == 0
             if joins and self._seed is not None:
                 source = self._seed.link_up(number, greeted, now)
-                self._threads.start(lambda: self._probe(source), f"probe {greeted.peer}")
+                self._probe_later(source, number)
         self._act()
         wire.run()
+        with self._lock:
+            self._wires.forget(wire, greeted.peer)
 
-    def _probe(self, source: f.Source) -> None:
+    def _probe_later(self, source: f.Source, number: int) -> None:
+        self._threads.start(lambda: self._probe(source, number), f"probe {source.node_id}")
+
+    def _probe(self, source: f.Source, number: int) -> None:
         """Whether others can dial this node is tried, not asked (field report H11)."""
         reachable = source.port > 0 and self._doors.can_reach(source)
         with self._lock:
             assert self._seed is not None, "only the seed probes"
-            self._seed.director.reachability(source.node_id, reachable, time.monotonic())
+            self._seed.probed(source, number, reachable, time.monotonic())
         self._act()
 
     # ---- what wires say ----------------------------------------------------------------------------------------
@@ -204,9 +212,9 @@ class RelayShell:
             case ln.PaddingOut(nbytes):
                 return f.padding(nbytes)
             case ln.ChunkOut():
-                return self._chunk_frame(out, buffer)
+                return self._chunk_frame(number, out, buffer)
 
-    def _chunk_frame(self, out: ln.ChunkOut, buffer: bytearray) -> memoryview | bytes:
+    def _chunk_frame(self, number: int, out: ln.ChunkOut, buffer: bytearray) -> memoryview | bytes:
         file = self._files.get(out.root)
         if file is None:
             return f.padding(0)  # withdrawn since it was chosen
@@ -218,12 +226,22 @@ class RelayShell:
         frame[: f.HEADER.size] = f.chunk_header(out.stream, out.number, length)
         try:
             file.read_into(out.number, frame[f.HEADER.size :])
-        except (IntegrityError, OSError) as error:  # somebody cut the file short, or it was withdrawn just now
+        except IntegrityError as error:  # somebody cut the file short
             self._file_failed(out.root, str(error))
+            return f.padding(0)
+        except OSError as error:  # the disk failed, perhaps only here and now; or the object was withdrawn
+            self._cannot_read(number, out, str(error))
             return f.padding(0)
         with self._lock:
             self._node.sent_chunk(length)
         return frame
+
+    def _cannot_read(self, number: int, out: ln.ChunkOut, why: str) -> None:
+        """Who asked turns to somebody else, or asks again; others may be luckier with their chunks."""
+        self._say(c.Event("relay_read_failed", {"root": out.root[:16], "chunk": out.number, "error": why[:200]}))
+        with self._lock:
+            self._node.unreadable(number, out.stream)
+        self._act()
 
     def heard(self, number: int) -> None:
         with self._lock:
@@ -281,7 +299,6 @@ class RelayShell:
 
     def ended(self, number: int, why: str) -> None:
         with self._lock:
-            self._wires.pop(number, None)
             self._node.link_down(number, why, time.monotonic())
             if self._seed is not None:
                 self._seed.link_down(number, time.monotonic())

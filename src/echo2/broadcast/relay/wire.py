@@ -15,6 +15,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from typing import Protocol
 
 from echo2.broadcast.parse import MAX_CHUNK_BYTES
@@ -31,8 +32,13 @@ MOST_AWAITED_BYTES = 256 * 1024
 """The kernel wakes us for so much of a chunk at once, not for every packet: waking up is most of the work."""
 UNSEEN_BYTES = 20 * 1024
 """Of a chunk's rest TLS may have taken a record already that it has not given out, so these cannot be waited for."""
-TAIL_MS = 2
-"""They are given this time instead: less than a fast line needs for a chunk, and one wake-up instead of ten."""
+TAIL_MS, MOST_TAILS = 2, 50
+"""They are given this time instead: less than a fast line needs for a chunk, and one wake-up instead of ten. After so
+many times without a byte the other side has stopped, and is waited for as usual."""
+STALLED_S = 10.0
+"""Who takes not a byte of what is there for it for so long is hung up on."""
+BODY_BYTES = 64 * 1024
+"""Of a control frame for which memory is taken at first; more only as it comes."""
 
 
 class Ends(Protocol):
@@ -64,6 +70,7 @@ class Wire:
         self.number = number
         self.sock = sock
         self._ends = ends
+        """Raises OSError when there are too many open files."""
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._waking = threading.Lock()
         self._why = ""
@@ -81,8 +88,16 @@ class Wire:
         """Bytes of the body still to be thrown away."""
         self._scratch = memoryview(bytearray(RECORD_BYTES))
         self._chunk = bytearray()
+        self._length = 0
+        """Of the body, of which ``_body`` may be the first part."""
         self._awaited = 1
         self._mask = -1
+        self._tails = 0
+        """Waits for the end of a body in a row that brought nothing."""
+        self._read_s = self._sent_s = time.monotonic()
+        """When it was last tried to read, and when something was last sent or there was nothing to send."""
+        self._arrived_bytes = 0
+        """At the other side, when nothing could be sent for long."""
         self._woken = True
         """There may be something to send."""
 
@@ -127,21 +142,32 @@ class Wire:
         if self._woken and not self._out:
             self._choose()
         rest = self._rest_bytes()
-        near = 0 < rest <= UNSEEN_BYTES
+        near = 0 < rest <= UNSEEN_BYTES and self._tails < MOST_TAILS
         self._expect(poller, (0 if near else select.POLLIN) | (select.POLLOUT if self._out else 0), rest)
         ready = dict(poller.poll(0 if self.sock.pending() else TAIL_MS if near else POLL_MS))
         if self._wake_in in ready:
             self._woken = True
             os.read(self._wake_in, 4096)
-        events = ready.get(self.sock.fileno(), 0)
-        if self.sock.pending() or events & ~select.POLLOUT or not ready:  # a slow line may not reach the low water
-            self._read()
-        if events & select.POLLOUT:
-            self._write()
+        events, now = ready.get(self.sock.fileno(), 0), time.monotonic()
+        waited = now - self._read_s >= (TAIL_MS if near else POLL_MS) / 1000  # a slow line may not reach the low water
+        if self.sock.pending() or events & ~select.POLLOUT or waited:
+            self._read_s = now
+            self._tails = 0 if self._read() else self._tails + near
+        if (events & select.POLLOUT and self._write()) or not self._out:
+            self._sent_s = now
+        elif now - self._sent_s > STALLED_S:
+            self._hang_up_if_stalled(now)
+
+    def _hang_up_if_stalled(self, now: float) -> None:
+        """On a slow line there may be room for more only after long."""
+        before, (self._arrived_bytes, _) = self._arrived_bytes, self.carried()
+        if self._arrived_bytes == before:
+            self._why = self._why or f"it took nothing for {STALLED_S:g} s"
+        self._sent_s = now
 
     def _rest_bytes(self) -> int:
         """Of the body that comes."""
-        return self._skip or (len(self._body) - self._filled if self._frame else 0)
+        return self._skip or (self._length - self._filled if self._frame else 0)
 
     def _expect(self, poller: select.poll, mask: int, rest_bytes: int) -> None:
         """Have the kernel wake us for what we can use, and for most of the body at once."""
@@ -160,15 +186,18 @@ class Wire:
         self._woken = len(self._out) > 0
         return self._woken
 
-    def _write(self) -> None:
+    def _write(self) -> int:
+        """Returns the bytes that the kernel took."""
         budget = WRITE_BYTES
         with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
             while budget > 0 and (self._out or self._choose()):
                 sent = self.sock.send(self._out)  # all of it, or an error after which the same is tried again
                 self._out = self._out[sent:]
                 budget -= sent
+        return WRITE_BYTES - budget
 
-    def _read(self) -> None:
+    def _read(self) -> int:
+        """Returns the bytes that came."""
         total = 0
         try:
             while total < READ_BYTES:
@@ -184,6 +213,7 @@ class Wire:
         finally:
             if total:
                 self._ends.heard(self.number)
+        return total
 
     def _advance(self, got: int) -> None:
         if self._skip:
@@ -194,7 +224,11 @@ class Wire:
         self._filled += got
         if self._filled < len(self._body):
             return
-        if self._frame is None:
+        if self._frame is not None and self._filled < self._length:
+            more = bytearray(min(4 * len(self._body), self._length))
+            more[: self._filled] = self._body
+            self._body = memoryview(more)
+        elif self._frame is None:
             self._begin_body()
         else:
             self._end_body()
@@ -220,10 +254,10 @@ class Wire:
         if not length:
             self._expect_header()
             return
-        self._frame, self._filled = (kind, stream, number), 0
-        if kind == f.CHUNK and len(self._chunk) < length:
+        self._frame, self._filled, self._length = (kind, stream, number), 0, length
+        if kind == f.CHUNK and len(self._chunk) < length:  # of a size that the signed manifest names
             self._chunk = bytearray(length)
-        self._body = memoryview(self._chunk)[:length] if kind == f.CHUNK else memoryview(bytearray(length))
+        self._body = memoryview(self._chunk if kind == f.CHUNK else bytearray(min(length, BODY_BYTES)))[:length]
 
     def _end_body(self) -> None:
         assert self._frame is not None, "a body has a header"
