@@ -68,7 +68,7 @@ def trickled(bytes_per_s: float, *, since_turns: int = 0, sources: tuple[Source,
     state.stream = 1
     for tenth in range(round(10 * TRICKLE_S) + 2):
         state.parent_has(0, CHUNK, tenth / 10)
-        state.source_sent(CHUNK, round(bytes_per_s * tenth / 10), tenth / 10)
+        state.received(CHUNK, round(bytes_per_s * tenth / 10), tenth / 10)
     assert state.starves(TRICKLE_S, TRICKLE_S) == "", "it may be honest"
     return state.fails(TRICKLE_S)
 

@@ -24,8 +24,8 @@ SILENT_S = 6.0
 """A source whose connections bring nothing for so long, while no other source brings a chunk, is left, whatever it
 says. Bytes count, since a large chunk takes a slow line longer than that."""
 TRICKLE_S = 10.0
-"""A source that sends far less than planned for so long is left even if it says that it has nothing for us. By then
-those above it are over a trouble of theirs."""
+"""When far less comes than a source was planned to send for so long, it is left even if it says that it has nothing for
+us. By then those above it are over a trouble of theirs."""
 DIAL_S = 8.0
 """A source to which no connection came about for so long is left, whatever holds it up; a name server, perhaps."""
 ROUND_PAUSE_S = 0.5
@@ -57,7 +57,7 @@ class FeedState:
         self.dialling_since_s: float | None = None
         """The stream waits for connections to the source."""
         self._look: tuple[float, int] | None = None
-        """When the source's bytes were looked at, and how many they were."""
+        """When the bytes that came were looked at, and how many they were."""
         self._trickles = False
 
     @property
@@ -97,8 +97,9 @@ class FeedState:
         self._starves = backlog >= LEAST_BACKLOG and self._chunks < least
         self._window, self._chunks = (now, backlog), 0
 
-    def source_sent(self, chunk_bytes: int, total_bytes: int, now: float) -> None:
-        """Chunks of any object that came from the source so far; a newer object may have to wait for an older one."""
+    def received(self, chunk_bytes: int, total_bytes: int, now: float) -> None:
+        """Of any object, from anybody, so far: a newer object may have to wait for an older one, and feeds of a ring
+        bring theirs by turns."""
         if self._look is None or self.stream is None:
             self._look = (now, total_bytes)
         began_s, before = self._look
@@ -123,7 +124,7 @@ class FeedState:
         if self.dialling_since_s is not None and now - self.dialling_since_s >= DIAL_S:
             return f"no connection to it for {DIAL_S:g} s"
         others = len(self.feed.sources) > 1
-        return f"it sends far less than planned for {TRICKLE_S:g} s" if self._trickles and others else ""
+        return f"far less than planned for {TRICKLE_S:g} s" if self._trickles and others else ""
 
     def starves(self, flow_s: float, now: float) -> str:
         """Why this source is to blame and must be left; empty when it need not be.  flow_s: when any feed of the object

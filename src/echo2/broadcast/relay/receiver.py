@@ -6,7 +6,6 @@ turns to its next one; chunks that are here are not asked for again (field repor
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from echo2.broadcast.manifest import Manifest
@@ -32,8 +31,6 @@ class Receiver:
         self.accused: set[str] = set()
         """Peers that sent a wrong chunk or let us starve."""
         self.received_bytes = 0
-        self._sent_by: Counter[str] = Counter()
-        """Bytes of chunks, by peer."""
         self.reparentings = 0
 
     def get(self, root: str | None) -> Intake | None:
@@ -145,7 +142,6 @@ class Receiver:
         for feed in intake.feeds:
             if feed.stream == stream:
                 feed.got_chunk(now)
-                self._sent_by[feed.source.node_id] += intake.length(chunk)
             elif feed.stream is not None:
                 link = self._links.to(feed.source.node_id, feed.lane)
                 if link is not None:
@@ -208,7 +204,7 @@ class Receiver:
         for intake in self:
             chunk_s = max((feed.chunk_s for feed in intake.feeds), default=now)
             for feed in intake.feeds:
-                feed.source_sent(intake.manifest.chunk_size, self._sent_by[feed.source.node_id], now)
+                feed.received(intake.manifest.chunk_size, self.received_bytes, now)
                 blame = feed.starves(max(chunk_s, self._flow_s(feed)), now)
                 if blame and feed.source.node_id != SEED:
                     self.accused.add(feed.source.node_id)
