@@ -45,7 +45,7 @@ _ON_ITS_WAY_S = 0.2
 """A tally that is read so soon after an order may have been written before it."""
 _IMPORT_S = 0.5
 """Per process, before the first is opened: real hosts do not share a processor while they start."""
-_MEASURED_S = 9.0
+_MEASURED_S = 15.0
 """After the last node joined: links are warmed, and the seed measures its uplink, which two workers cannot fill."""
 _DECODER: msgspec.msgpack.Decoder[AnyWord] = msgspec.msgpack.Decoder(AnyWord)
 

@@ -6,6 +6,7 @@ and the folder is synced; a process that dies at any instant, or a disk that fil
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -89,3 +90,29 @@ def room_for(path: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(f"{path} could not be written: its disk is full; free space there") from error
         raise
+
+
+def allocate(descriptor: int, size_bytes: int) -> None:
+    """Reserve a file's space without writing to it, so that others may write at the same time. Raises OSError.
+
+    Where the file system cannot, it is only seen to that there is room now. The C library's own fallback would write a
+    zero into every block, also over what somebody puts there meanwhile.
+    """
+    try:
+        call = ctypes.CDLL(None, use_errno=True).fallocate
+    except AttributeError:  # not Linux
+        return _see_room(descriptor, size_bytes)
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    while call(descriptor, 0, 0, size_bytes) != 0:
+        code = ctypes.get_errno()
+        if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return _see_room(descriptor, size_bytes)
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
+    return None
+
+
+def _see_room(descriptor: int, size_bytes: int) -> None:
+    status, system = os.fstat(descriptor), os.fstatvfs(descriptor)
+    if size_bytes - 512 * status.st_blocks > system.f_bavail * system.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

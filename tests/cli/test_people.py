@@ -82,8 +82,8 @@ def test_watching_and_json_exclude_each_other(echo2: Echo2, run_folder: Path) ->
 
 WORKER = {"active": True, "installed": "0.4", "state": "generating", "rows": 640, "rate_per_s": 5.2, "usd_per_h": 0.4}
 RELAYS: dict[str, dict[str, Any]] = {
-    "near": {"reachable": True, "sent_bytes": 1_234_500_000, "reparentings": 2},
-    "behind-nat": {"reachable": False, "sent_bytes": 0, "reparentings": 1},
+    "near": {"reachable": True, "sent_bytes": 1_234_500_000, "reparentings": 2, "fed_by": "seed"},
+    "behind-nat": {"reachable": False, "sent_bytes": 0, "reparentings": 1, "fed_by": "near"},
     "fresh": {"reachable": None, "sent_bytes": 0, "reparentings": 0},
     "of-an-older-coordinator": {},
 }
@@ -91,23 +91,26 @@ RELAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def picture(monkeypatch: pytest.MonkeyPatch) -> RunStatus:
-    """What the coordinator answers, at a terminal that is wide enough."""
+    """What the coordinator answers, at a terminal of the usual width."""
     rows = tuple({"id": name, "name": name, **WORKER, **relay} for name, relay in RELAYS.items())
     seen = RunStatus("run", "demo", "training", 3, 9, Policy(0, 2), {}, {"generated": 4}, rows)
     monkeypatch.setattr("echo2.cli.people._picture", lambda target: seen)
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "80")
     return seen
 
 
-def test_status_shows_of_each_worker_whether_it_can_be_dialled_and_what_it_sent_on(
+def test_status_shows_who_feeds_each_worker_whether_it_can_be_dialled_and_what_it_sent_on(
     echo2: Echo2, picture: RunStatus
 ) -> None:
-    shown = {line.split()[0]: line.split() for line in echo2("status").out.splitlines() if line.strip()}
-    assert shown["worker"][-4:] == ["dialled", "sent", "on", "re-parented"]
-    assert shown["near"][-4:] == ["yes", "1,234.5", "MB", "2"]
-    assert shown["behind-nat"][-4:] == ["no", "0.0", "MB", "1"]
-    assert shown["fresh"][-4:] == ["unknown", "0.0", "MB", "0"]
-    assert shown["of-an-older-coordinator"][-4:] == ["unknown", "0.0", "MB", "0"]
+    lines = echo2("status").out.splitlines()
+    relays = next(k for k, line in enumerate(lines) if line.split()[:2] == ["relay", "of"])
+    assert not any("…" in line for line in lines), "nothing is cut at eighty columns"
+    assert {tuple(line.split()) for line in lines[relays + 1 :] if line.strip()} == {
+        ("near", "coordinator", "yes", "1,234.5", "MB", "2"),
+        ("behind-nat", "near", "no", "0.0", "MB", "1"),
+        ("fresh", "-", "unknown", "0.0", "MB", "0"),
+        ("of-an-older-coordinator", "-", "unknown", "0.0", "MB", "0"),
+    }
 
 
 def test_status_as_json_holds_the_relays_numbers(echo2: Echo2, picture: RunStatus) -> None:

@@ -42,7 +42,9 @@ def test_what_was_packed_verifies(echo2: Echo2, model: Path, tmp_path: Path) -> 
     assert (packed.code, verified.code) == (0, 0)
     assert packed.json == verified.json
     assert (packed.json["tensors"], packed.json["tied"], packed.json["dtype"]) == (1, 1, "float32")
-    assert "decoded_root" in echo2("snapshot", "verify", tmp_path / "out").out
+    shown = echo2("snapshot", "verify", tmp_path / "out").out
+    assert "decoded_root" in shown
+    assert shown.endswith("verified: every byte is what the manifest says\n")
 
 
 def test_a_flipped_bit_fails_the_verification(echo2: Echo2, model: Path, tmp_path: Path) -> None:

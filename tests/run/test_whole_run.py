@@ -127,7 +127,7 @@ def check_snapshots(run: Run) -> None:
     seen: dict[str, str] = {}
     folders = list(run.folder.root.glob("workers/*/snapshots/*"))
     assert folders
-    for folder in (*(run.folder.root / "snapshots").iterdir(), *folders):
+    for folder in (*(path.parent for path in run.folder.root.glob("snapshots/*/manifest.json")), *folders):
         manifest = load_manifest(folder)
         verify_snapshot(folder, manifest)
         assert seen.setdefault(folder.name, manifest.object_root) == manifest.object_root

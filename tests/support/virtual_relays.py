@@ -271,7 +271,7 @@ class Relays:
         if isinstance(out, r.ChunkOut):
             root = node.accepts(number, out.stream, out.number, nbytes)
             if root is not None and sender in self.corrupt:
-                node.wrong(number, root, out.number)
+                node.wrong(number, root, out.number, self.now)
             elif root is not None:
                 node.stored(root, out.stream, out.number, self.now)
         elif isinstance(out, bytes):

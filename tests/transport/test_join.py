@@ -73,3 +73,10 @@ def test_neither_string_nor_file_is_the_users_mistake_and_is_not_repeated(argume
     with pytest.raises(UserError) as caught:
         read_join(argument, {})
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_mistyped_path_is_told_from_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing of that name exists"):
+        read_join(str(tmp_path / "absent"), {})
+    with pytest.raises(UserError, match=r"readable file or run folder$"):
+        read_join(str(tmp_path), {})

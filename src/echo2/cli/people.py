@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from echo2.transport.messages import Reply, Request, RunStatus
 
 WATCH_S = 2.0
-COLUMNS = (
-    "worker", "installed", "doing", "trajectories", "per second", "USD/h", "heard", "dialled", "sent on", "re-parented",
-)  # fmt: skip
-"""The last three are of the worker's relay: can others dial it, what did it send them, how often did it turn to another
-parent."""
+COLUMNS = ("worker", "version", "doing", "trajectories", "per s", "USD/h", "heard")
+RELAY_COLUMNS = ("relay of", "fed by", "can be dialled", "sent on", "re-parented")
+"""What brings the worker its snapshots: from whom, whether others can have them from it, how much they had, and how
+often it turned to another parent."""
+COORDINATOR = "coordinator"
 _REACHED = {True: "yes", False: "no", None: "unknown"}
 
 Target = Annotated[
@@ -167,6 +167,8 @@ def _table(picture: RunStatus) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    from echo2.broadcast.plan.model import SEED
+
     head = Text(
         f"{picture.name}: {picture.phase}, step {picture.step} of {picture.steps}, policy {picture.policy or '-'}"
     )
@@ -174,14 +176,18 @@ def _table(picture: RunStatus) -> RenderableType:
     if picture.problem:
         lines.append(Text(picture.problem, style="yellow"))
     if picture.workers:
-        table = Table(*COLUMNS, box=None)
-        for row in picture.workers:
-            table.add_row(*(Text(cell) for cell in _cells(row)))
-        lines.append(table)
+        names = {SEED: COORDINATOR} | {str(row.get("id", "")): _name(row) for row in picture.workers}
+        for columns, cells in ((COLUMNS, _cells), (RELAY_COLUMNS, lambda row: _relay_cells(row, names))):
+            table = Table(*columns, box=None)
+            for row in picture.workers:
+                table.add_row(*(Text(cell) for cell in cells(row)))
+            lines.append(table)
     return Group(*lines)
 
 
 def _numbers(picture: RunStatus) -> str:
+    from echo2.report.progress import usd
+
     counts = ", ".join(f"{name} {count}" for name, count in picture.counts.items())
     last = picture.last_metrics
     if not last:
@@ -190,23 +196,35 @@ def _numbers(picture: RunStatus) -> str:
     relays = f"; sent {_megabytes(seed)} by the coordinator, {_megabytes(workers)} by workers" if seed else ""
     return (
         f"reward {last['reward_mean']:.3f}, staleness {last['staleness_mean']:.1f} (max {last['staleness_max']}), "
-        f"bubble {last['bubble_ratio']:.0%}, {last['cost_usd']:.2f} USD{relays}; {counts}"
+        f"bubble {last['bubble_ratio']:.0%}, {usd(last['cost_usd'])}{relays}; {counts}"
     )
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     return [
-        str(row.get("name") or row.get("id", "")),
+        _name(row),
         str(row.get("installed") or "-"),
         str(row.get("state") or "-") if row.get("active", True) else "gone",
         str(row.get("rows", "-")),
         f"{row.get('rate_per_s', 0.0):.2f}",
         f"{row.get('usd_per_h', 0.0):.2f}",
         f"{row.get('last_seen_s', 0.0):.0f} s ago",
+    ]
+
+
+def _relay_cells(row: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    parent = str(row.get("fed_by") or "-")
+    return [
+        _name(row),
+        names.get(parent, parent),
         _REACHED[row.get("reachable")],
         _megabytes(row.get("sent_bytes", 0)),
         str(row.get("reparentings", 0)),
     ]
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return str(row.get("name") or row.get("id", ""))
 
 
 def _megabytes(count: int) -> str:

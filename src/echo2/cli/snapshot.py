@@ -42,7 +42,7 @@ def verify(
         if as_json:
             print_json({"ok": False, "folder": _shown(folder), "fault": _shown(str(error))})
         raise
-    _tell(manifest, folder, as_json)
+    _tell(manifest, folder, as_json, "verified: every byte is what the manifest says")
 
 
 @app.command("diff")
@@ -95,7 +95,7 @@ def apply(
     _tell(apply_patch(base, patch, out), out, as_json)
 
 
-def _tell(manifest: Manifest, folder: Path, as_json: bool) -> None:
+def _tell(manifest: Manifest, folder: Path, as_json: bool, said: str = "") -> None:
     facts: dict[str, Any] = {
         "ok": True,
         "folder": _shown(folder),
@@ -114,6 +114,8 @@ def _tell(manifest: Manifest, folder: Path, as_json: bool) -> None:
         print_json(facts)
     else:
         print("\n".join(f"{name:<13}{value}" for name, value in facts.items() if name != "ok"))
+        if said:
+            print(said)
 
 
 def _shown(text: Path | str) -> str:

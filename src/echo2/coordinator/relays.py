@@ -16,6 +16,8 @@ class RelayStanding(msgspec.Struct, frozen=True):
     """To others, since it started."""
     reparentings: int = 0
     """Times it turned to another parent, since it started."""
+    fed_by: str = ""
+    """By plan: a worker's id, or ``SEED`` for the coordinator; empty for nobody yet."""
 
 
 Standings = Callable[[], Mapping[str, RelayStanding]]

@@ -94,9 +94,11 @@ class RelaySeed:
 
     def standings(self) -> dict[str, RelayStanding]:
         """Of each worker whose relay was connected in this life. Whether one that left can be dialled is unknown."""
-        left = {name: msgspec.structs.replace(known, reachable=None) for name, known in self._standings.items()}
+        left = {
+            name: msgspec.structs.replace(known, reachable=None, fed_by="") for name, known in self._standings.items()
+        }
         self._standings = left | {
-            node.node_id: RelayStanding(node.reachable, node.sent_bytes, node.reparentings)
+            node.node_id: RelayStanding(node.reachable, node.sent_bytes, node.reparentings, node.parent)
             for node in self._client.tally.nodes
         }
         return dict(self._standings)

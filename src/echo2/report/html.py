@@ -176,7 +176,7 @@ def _travel_rows(last: StepMetrics) -> list[tuple[str, str]]:
         rows.append(("Publishes sent as deltas", f"{last.delta_share:.0%}"))
     if last.t_bcast_predicted_s is not None and last.t_bcast_bound_s is not None:
         plan, bound = last.t_bcast_predicted_s, last.t_bcast_bound_s
-        rows.append(("… newest transfer, planned", f"{plan:.2f} s, no plan under {bound:.2f} s"))
+        rows.append(("… of it on the lines, by plan", f"{plan:.2f} s, no plan under {bound:.2f} s"))
     if last.seed_sent_bytes:
         rows.append(("Sent by the coordinator's relay", megabytes(last.seed_sent_bytes)))
         rows.append(("… by the workers' relays", megabytes(last.workers_sent_bytes)))

@@ -89,11 +89,11 @@ def progress_line(metrics: StepMetrics, steps: int) -> str:
     Example: ``step  12/100  reward 0.531  staleness 1.2 (max 3)  bubble  4%  pool 12.1/s of 9.8/s  $0.02``.
     """
     width = len(str(steps))
-    required = "" if metrics.mu_min_per_s is None else f" of {metrics.mu_min_per_s:.3g}/s"
+    required = "" if metrics.mu_min_per_s is None else f" of {rate(metrics.mu_min_per_s)}/s"
     return (
         f"step {metrics.step + 1:{width}d}/{steps}  reward {metrics.reward_mean:.3f}  "
         f"staleness {metrics.staleness_mean:.1f} (max {metrics.staleness_max})  bubble {metrics.bubble_ratio:3.0%}  "
-        f"pool {metrics.mu_pool_per_s:.3g}/s{required}  {usd(metrics.cost_usd)}"
+        f"pool {rate(metrics.mu_pool_per_s)}/s{required}  {usd(metrics.cost_usd)}"
     )
 
 
@@ -119,6 +119,11 @@ def summary(lines: Sequence[StepMetrics], report: Path | None) -> str:
     if report is not None:
         rows["report"] = str(report)
     return "\n".join(f"{name:<13}{text}" for name, text in rows.items())
+
+
+def rate(per_s: float) -> str:
+    """Three digits, and all of those before the point. Example: ``rate(21600.0) == '21,600'``."""
+    return f"{per_s:.3g}" if per_s < 999.5 else f"{per_s:,.0f}"
 
 
 def usd(amount: float) -> str:

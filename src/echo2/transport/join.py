@@ -90,6 +90,7 @@ def read_join(argument: str | None, environment: Mapping[str, str] = os.environ)
             return JoinString.parse(file.read(_MAX_CHARACTERS + 1))
     except (OSError, ValueError):
         # The argument may be a mistyped join string: it is not repeated.
+        absent = "" if path.exists() else "; nothing of that name exists"
         raise UserError(
-            f"the join argument is neither a string of the form {_FORM} nor a readable file or run folder"
+            f"the join argument is neither a string of the form {_FORM} nor a readable file or run folder{absent}"
         ) from None

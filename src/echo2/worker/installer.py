@@ -126,7 +126,11 @@ class Installer:
         """Decode an object; run its version if it is one to be run."""
         policy = leg.manifest.policy
         build = self._stock.build(leg.signed, leg.manifest, path)
-        await self._drain.within(BUILD_LIMIT_S, f"decoding {policy}", build)
+        try:
+            await self._drain.within(BUILD_LIMIT_S, f"decoding {policy}", build)
+        except IntegrityError:
+            await self._source.abandon(leg.manifest.object_root)  # else the next try would meet the same bytes
+            raise
         if self._drain.called:
             return
         installed = self._engine.installed

@@ -67,7 +67,7 @@ class RelaySource:
 
     def announced(self, word: Announced) -> None:
         """The relay began to bring an object that nobody here asked for yet."""
-        self._policies[word.root] = word.policy
+        self._policies[word.root], self._sizes[word.root] = word.policy, word.size_bytes
 
     async def bring(self, signed: bytes, manifest: Manifest) -> Path:
         root = manifest.object_root

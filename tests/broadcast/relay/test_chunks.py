@@ -136,11 +136,11 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_made(
     if before:
         path.write_bytes(before)
 
-    def no_space(descriptor: int, offset: int, length: int) -> None:
+    def no_space(descriptor: int, length: int) -> None:
         os.ftruncate(descriptor, length // 2)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("os.posix_fallocate", no_space)
+    monkeypatch.setattr("echo2.broadcast.relay.chunks.allocate", no_space)
     with pytest.raises(DiskFull, match="disk is full; free space there"):
         ChunkFile(path, manifest_of(content(4 * CHUNK)))
     assert path.exists() == bool(before)

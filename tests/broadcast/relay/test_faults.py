@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import socket
 import ssl
@@ -149,7 +150,8 @@ def test_i7_a_parent_that_beats_but_sends_nothing_is_left(
         swarm.publish(published, after=1)
         await_all(published, child)
         assert liar.wanted
-        until(lambda: accused_by(swarm, "w2") == ("liar",), "the accusation")
+        if claims:
+            until(lambda: accused_by(swarm, "w2") == ("liar",), "the accusation")
 
 
 class Cutting(RelayShell):
@@ -195,9 +197,9 @@ def test_a_relay_that_starts_again_keeps_the_chunks_that_it_had(keys: RunKeys) -
         assert again.shell._node.report().received_bytes == published.manifest.object_size - had
 
 
-def on_full_disk(monkeypatch: pytest.MonkeyPatch, name: str, folder: Path, room: int) -> None:
-    """Let the os function ``name`` find no space in ``folder`` after ``room`` calls."""
-    real: Callable[..., object] = getattr(os, name)
+def on_full_disk(monkeypatch: pytest.MonkeyPatch, module: str, name: str, folder: Path, room: int) -> None:
+    """Let the module's function ``name`` find no space in ``folder`` after ``room`` calls."""
+    real: Callable[..., object] = getattr(importlib.import_module(module), name)
     left = [room]
 
     def limited(descriptor: int, *arguments: object) -> object:
@@ -207,19 +209,21 @@ def on_full_disk(monkeypatch: pytest.MonkeyPatch, name: str, folder: Path, room:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(descriptor, *arguments)
 
-    monkeypatch.setattr(f"os.{name}", limited)
+    monkeypatch.setattr(f"{module}.{name}", limited)
 
 
-@pytest.mark.parametrize(("name", "room"), [("posix_fallocate", 0), ("pwrite", 8)])
+@pytest.mark.parametrize(
+    ("module", "name", "room"), [("echo2.broadcast.relay.chunks", "allocate", 0), ("os", "pwrite", 8)]
+)
 def test_e05_a_full_disk_is_one_nodes_trouble_and_a_sentence(
-    keys: RunKeys, monkeypatch: pytest.MonkeyPatch, name: str, room: int
+    keys: RunKeys, monkeypatch: pytest.MonkeyPatch, module: str, name: str, room: int
 ) -> None:
     monkeypatch.setattr("echo2.broadcast.relay.server.ASSIGNMENT_GRACE_S", 0.5)
     with chain(keys) as swarm:
         full, child, last = (swarm.here(node) for node in CHAIN)
         published = one_mib(keys)
         with monkeypatch.context() as patch:
-            on_full_disk(patch, name, full.folder, room)
+            on_full_disk(patch, module, name, full.folder, room)
             full.order(c.Bring(published.signed))
             swarm.publish(published, after=3)
             until(lambda: full.said(c.Stuck), "the sentence")

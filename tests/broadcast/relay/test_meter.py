@@ -93,3 +93,7 @@ def test_bytes_held_back_behind_lost_packets_do_not_make_the_line_look_faster() 
         if k % 10 == 0:
             meter.sample(int(total - held_back), now)
     assert meter.peak_bytes_per_s() == pytest.approx(RATE, rel=0.02)
+
+
+def test_two_seconds_alone_on_a_line_that_was_shared_before_are_enough_to_see_its_rate() -> None:
+    assert Flow().run(RATE / 2, 1.0).run(RATE, 2.1).meter.peak_bytes_per_s() == pytest.approx(RATE, rel=0.02)

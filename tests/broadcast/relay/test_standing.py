@@ -4,7 +4,7 @@ from echo2.broadcast.plan.model import SEED
 from echo2.broadcast.relay import frames as f
 from echo2.broadcast.relay.links import Dial, Hangup, Link, Links, PaddingOut
 from echo2.broadcast.relay.redial import Redial
-from echo2.broadcast.relay.standing import STANDBY_WARM_BYTES, WARM_BYTES, Standing
+from echo2.broadcast.relay.standing import MOST_WARMING_S, STANDBY_WARM_BYTES, WARM_BYTES, Standing
 
 A, B, C = (f.Source(name, f"{name}.test", 1) for name in "abc")
 THE_SEED = f.Source(SEED, "seed.test", 1)
@@ -19,10 +19,12 @@ class Child:
         self.links = Links("x", THE_SEED, Redial(1, 0.0))
         self.standing = Standing(self.links, 1)
         self._numbers = 0
+        self.now = 10.0
 
     def take(self, assign: f.Assign, busy: tuple[str, ...] = ()) -> list[str]:
         """Returns who is dialled and, with a minus, who is hung up on."""
-        self.standing.take(assign, busy, 10.0)
+        self.now += MOST_WARMING_S  # whatever was being warmed is
+        self.standing.take(assign, busy, self.now)
         names = {link.number: link.peer for link in self.links}
         news = []
         for action in self.links.take():
@@ -34,8 +36,9 @@ class Child:
 
     def up(self, peer: str) -> Link:
         self._numbers += 1
-        link = self.links.up(self._numbers, peer, True, 0, 10.0)
-        self.standing.warm(link, 10.0)
+        self.now += MOST_WARMING_S
+        link = self.links.up(self._numbers, peer, True, 0, self.now)
+        self.standing.warm(link, self.now)
         return link
 
 
@@ -85,3 +88,30 @@ def test_a_seed_that_started_again_is_listened_to_from_its_first_plan_on() -> No
     child.take(plan(7, A, THE_SEED))
     child.standing.forget()
     assert child.take(plan(1, B, THE_SEED)) == ["b"]
+
+
+def test_links_are_warmed_one_at_a_time_because_two_would_share_our_line() -> None:
+    child = Child()
+    child.take(plan(1, A, B, THE_SEED))
+    links = [child.links.up(number, peer, True, 0, 0.0) for number, peer in enumerate((SEED, "a", "b"), start=20)]
+    for link in links:
+        child.standing.warm(link, 0.0)
+    assert [asked(link) for link in links] == [[WARM_BYTES], [], []]
+    child.standing.tick(MOST_WARMING_S - 0.1)
+    assert [asked(link) for link in links] == [[], [], []]
+    links[0].received(WARM_BYTES, 1.0, 2.0)
+    child.standing.tick(2.0)
+    assert [asked(link) for link in links] == [[], [WARM_BYTES], []], "the first has all that it asked for"
+    child.links.down(21)
+    child.standing.tick(2.1)
+    assert [asked(link) for link in links] == [[], [], [STANDBY_WARM_BYTES]], "nobody waits for a link that is gone"
+
+
+def test_a_connection_of_the_plan_that_was_lost_is_made_again_unless_the_peer_cannot_be_dialled() -> None:
+    child = Child()
+    child.take(plan(1, A, B, THE_SEED))
+    a = child.up("a")
+    child.links.undial("b", 0)
+    child.links.down(a.number)
+    child.standing.keep(["b"])
+    assert [action.source.node_id for action in child.links.take() if isinstance(action, Dial)] == ["a"]

@@ -162,7 +162,7 @@ class Director:
 
     def _notice(self, now: float) -> None:
         """A transfer that ended, and rates that changed, are changes too."""
-        was_busy, self._was_busy = self._was_busy, self._busy()
+        was_busy, self._was_busy = self._was_busy, self._busy(now)
         if was_busy and not self._was_busy:
             self._changed(now)
         may_revise = not self._was_busy and self._changed_since_s > now and self._revisions < MOST_REVISIONS
@@ -200,7 +200,8 @@ class Director:
         """Plan the object for those who wait for it."""
         facts = transfer.facts
         waiting, transfer.waiting = transfer.waiting, {}
-        transfer.plan = plan = self._make(waiting, facts.size_bytes, facts.chunk_bytes, now)
+        plan = self._make(waiting, facts.size_bytes, facts.chunk_bytes, now)
+        transfer.begin(plan, now)
         newest = max(self._transfers.values(), key=lambda x: (x.facts.policy, bool(x.facts.base_root)))
         if transfer is newest:
             self.predicted_s, self.bound_s = plan.predicted_share_s, plan.bound_s
@@ -261,8 +262,8 @@ class Director:
             served.update(parent for parent, _ in pairs)
         return served
 
-    def _busy(self) -> bool:
-        return any(transfer.unfinished(self._fleet.members) for transfer in self._transfers.values())
+    def _busy(self, now: float) -> bool:
+        return any(transfer.is_under_way(self._fleet.members, now) for transfer in self._transfers.values())
 
     def _newest_delta(self) -> Transfer | None:
         deltas = [transfer for transfer in self._transfers.values() if transfer.facts.base_root]

@@ -39,6 +39,8 @@ class Member:
         self.report = Report()
         self.heard = False
         """It has reported since it connected."""
+        self.cut_off = False
+        """It told of so many peers that it could not dial that it is itself the cause, from then on."""
 
 
 class Fleet:
@@ -53,13 +55,13 @@ class Fleet:
         """By node: peers that tried to dial it since it joined, and could not."""
 
     def join(self, source: Source) -> None:
+        self.leave(source.node_id)  # of an earlier link whose end was not noticed
         self._missed_by.pop(source.node_id, None)
         self.members[source.node_id] = Member(source)
 
     def leave(self, node_id: str) -> None:
         member = self.members.pop(node_id, None)
-        for peer in member.report.unreachable if member is not None else ():
-            self._missed_by.get(peer, set()).discard(node_id)
+        self._note_missed(node_id, member.report.unreachable if member is not None else (), ())
 
     def probed(self, source: Source, reachable: bool, now: float) -> bool:
         """Whether the node could be dialled back there; returns whether that is news. An answer about an earlier life
@@ -82,6 +84,7 @@ class Fleet:
     def report(self, node_id: str, report: Report, now: float) -> None:
         member = self.members[node_id]
         self._note_missed(node_id, member.report.unreachable, report.unreachable)
+        member.cut_off |= len(report.unreachable) > BELIEVED
         for accused in self.members.keys() & report.accused:
             since = self._accused_at.setdefault(accused, {})
             is_new = node_id not in since or (member.heard and accused not in member.report.accused)
@@ -108,8 +111,8 @@ class Fleet:
     def reachable(self, node_id: str) -> bool | None:
         """Whether the seed could dial it back and no peer that is to be believed failed to; None until it was tried."""
         missed = self._missed_by.get(node_id, ())
-        fair = (name for name in missed if len(self.members[name].report.unreachable) <= BELIEVED)
-        return False if any(fair) else self.members[node_id].reachable
+        fair = [name for name in missed if not self.members[name].cut_off]
+        return False if fair else self.members[node_id].reachable
 
     def distrusted(self, now: float) -> set[str]:
         """Who shall feed nobody."""

@@ -21,6 +21,8 @@ SLOW_SHARE = 0.5
 SLOW_S = 3.0
 """Who gained less than this share of what the others gained meanwhile, for so long, while others wait for it, is passed
 by."""
+STANDSTILL_S = 20.0
+"""A transfer in which nobody got anything for so long is not under way: who lacks it may have no room for it."""
 
 
 class ObjectFacts(msgspec.Struct, frozen=True):
@@ -53,6 +55,11 @@ class Transfer:
         """Nodes without a part, and since when."""
         self._done: set[str] = set()
         """Nodes that had the object whole, even if they do not keep it."""
+        self._keeping: set[str] = set()
+        """Those that said last that they have it still."""
+        self._counts: dict[str, int] = {}
+        self._moved_s = float("-inf")
+        """When anybody last came nearer to having the object."""
         self._began: set[str] = set()
         """Nodes that told how far they are."""
         self._given_up: set[str] = set()
@@ -64,6 +71,7 @@ class Transfer:
     def report(self, node_id: str, report: Report, is_newest: bool, now: float) -> None:
         """is_newest: of the deltas; it is sent unasked to all that hold its base."""
         root = self.facts.root
+        self._note_progress(node_id, report, now)
         asks = root in report.needs or root in report.progress
         if root in report.complete or (self.facts.decoded_root and self.facts.decoded_root in report.held):
             self._done.add(node_id)
@@ -85,6 +93,18 @@ class Transfer:
         else:
             self.waiting.setdefault(node_id, now)
 
+    def _note_progress(self, node_id: str, report: Report, now: float) -> None:
+        root = self.facts.root
+        whole = root in report.complete
+        if whole and node_id not in self._keeping:
+            self._keeping.add(node_id)
+            self.stale |= node_id in self._done  # it is back, and may feed others again
+        elif not whole:
+            self._keeping.discard(node_id)
+        count = self.chunks if whole else report.progress.get(root, 0)
+        if count != self._counts.get(node_id, 0):
+            self._counts[node_id], self._moved_s = count, now
+
     def _give_up(self, node_id: str) -> None:
         """It serves nobody any more: those behind it get its parent."""
         self._given_up.add(node_id)
@@ -96,6 +116,7 @@ class Transfer:
     def tell_again(self, node_id: str) -> None:
         """It knows nothing of its part, and begins anew."""
         self._began.discard(node_id)
+        self._keeping.discard(node_id)
         self._before.pop(node_id, None)
         self.assignments.forget(node_id)
         self.stale = True
@@ -105,14 +126,23 @@ class Transfer:
         return {stream.child for stream in self.plan.streams} if self.plan is not None else set()
 
     def present(self, connected: Collection[str]) -> Plan | None:
-        """The plan as it is among those that are connected."""
+        """The plan as it is among those that are connected and still have a part in it: who had the object and let go
+        of it feeds nobody, and shall not get it again."""
         plan = self.plan
-        for node_id in sorted(self.planned.difference(connected)):
+        gone = self.planned.difference(connected) | (self.planned & (self._done - self._keeping))
+        for node_id in sorted(gone):
             plan = without(plan, node_id) if plan is not None else None
         return plan
 
     def unfinished(self, connected: Collection[str]) -> set[str]:
         return self.planned.intersection(connected) - self._done
+
+    def is_under_way(self, connected: Collection[str], now: float) -> bool:
+        """Whether somebody has still to get it, and somebody got some of it lately."""
+        return now - self._moved_s < STANDSTILL_S and bool(self.unfinished(connected))
+
+    def begin(self, plan: Plan, now: float) -> None:
+        self.plan, self._moved_s = plan, now
 
     def slow(self, reports: Mapping[str, Report], now: float) -> list[str]:
         """Connected nodes that have held others up for long enough."""

@@ -11,6 +11,8 @@ from enum import StrEnum
 import msgspec
 
 SEED = "seed"
+MOST_STRETCHES = 64
+"""That a stream has: more would not be understood by its ends."""
 """Node id of the learner's side: it has every object from the start and only sends."""
 
 

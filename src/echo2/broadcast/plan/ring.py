@@ -19,7 +19,7 @@ from echo2.broadcast.plan.bound import quick_count
 from echo2.broadcast.plan.draft import Draft, Problem, relay_rate
 from echo2.broadcast.plan.fluid import fair_shares
 from echo2.broadcast.plan.lines import line_count, stand
-from echo2.broadcast.plan.model import SEED, Node, Stream, Stretch, Topology
+from echo2.broadcast.plan.model import MOST_STRETCHES, SEED, Node, Stream, Stretch, Topology
 
 
 def ring(problem: Problem) -> Draft:
@@ -33,7 +33,7 @@ def _closed(problem: Problem, count: int) -> Draft:
     """A ring of the first ``count`` nodes, the others beside it."""
     members, beside = problem.nodes[:count], problem.nodes[count:]
     inner = msgspec.structs.replace(problem, nodes=members)
-    lines, _ = stand(inner, min(line_count(inner), problem.chunks))
+    lines, _ = stand(inner, min(line_count(inner), problem.chunks, MOST_STRETCHES))
     rate = min(problem.uplink_bytes_per_s, *(relay_rate(node) for node in members))
     leaves, rate = _hang(members, beside, rate)
     streams, finish_s = _around(problem, lines, rate)

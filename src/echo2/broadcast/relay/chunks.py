@@ -18,7 +18,7 @@ from typing import Self
 from blake3 import blake3
 
 from echo2.broadcast.manifest import Manifest
-from echo2.durable import room_for, sync_folder
+from echo2.durable import allocate, room_for, sync_folder
 from echo2.errors import IntegrityError
 
 
@@ -162,7 +162,7 @@ class ChunkFile:
         size, before = self.manifest.object_size, os.fstat(self._descriptor).st_size
         try:
             with room_for(self.path):
-                os.posix_fallocate(self._descriptor, 0, size)
+                allocate(self._descriptor, size)
         except BaseException:
             with self._lock:
                 self._is_closed = True  # a chunk that is put from now on would be cut off

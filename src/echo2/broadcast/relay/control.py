@@ -100,6 +100,7 @@ class Announced(Word, frozen=True):
 
     root: str
     policy: Policy
+    size_bytes: int = 0
 
 
 class Stuck(Word, frozen=True):
@@ -140,7 +141,7 @@ class Tally(Word, frozen=True):
     received_bytes: int
     reparentings: int
     progress: dict[str, float]
-    """Share of each object under way that is here."""
+    """Share of each object, under way or whole, that is here."""
     uplink_bytes_per_s: float = 0.0
     """The seed's: B_0 as measured."""
     nodes: tuple[NodeState, ...] = ()

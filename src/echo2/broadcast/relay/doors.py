@@ -6,6 +6,7 @@ proved who they are cost one of few places, for a few seconds at most.
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -26,6 +27,8 @@ ACCEPT_PAUSE_S = 0.1
 STRANGER_NEWS_S = 1.0
 """Strangers are told of at most so often: whoever knocks must not fill the log."""
 
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENETDOWN, errno.EADDRNOTAVAIL})
+"""What says nothing of the other side."""
 _REFUSALS = (OSError, Malformed, Unauthorised)
 
 
@@ -93,8 +96,8 @@ class Doors:
         if self._socket is not None:
             self._socket.close()
 
-    def dial(self, source: f.Source, lane: int, failed: Callable[[str], None]) -> None:
-        """In a thread of its own: meet ``source``, or say why it ``failed``."""
+    def dial(self, source: f.Source, lane: int, failed: Callable[[str, bool], None]) -> None:
+        """In a thread of its own: meet ``source``, or say why it ``failed`` and whether that is our own trouble."""
         self._threads.start(lambda: self._dial(source, lane, failed), f"dial {source.node_id}")
 
     def can_reach(self, source: f.Source) -> bool:
@@ -109,11 +112,12 @@ class Doors:
     def _greeting(self, lane: int = 0) -> f.Greet:
         return f.Greet(f.RELAY_PROTOCOL, self._order.run_id, self._port, lane)
 
-    def _dial(self, source: f.Source, lane: int, failed: Callable[[str], None]) -> None:
+    def _dial(self, source: f.Source, lane: int, failed: Callable[[str, bool], None]) -> None:
         try:
             greeted = sockets.dial(source, self._client, self._greeting(lane))
         except _REFUSALS as error:
-            failed(str(error)[:200] or type(error).__name__)
+            ours = isinstance(error, OSError) and error.errno in _OURS
+            failed(str(error)[:200] or type(error).__name__, ours)
         else:
             self._meet(greeted._replace(lane=lane), True)
 
@@ -121,17 +125,16 @@ class Doors:
         """Consumes connections; waits half a second at most; unblocked by a stranger; produces greeting threads."""
         assert self._socket is not None, "opened"
         while not self._closed.is_set():
+            if not self._strangers.acquire(timeout=ACCEPT_POLL_S):  # who comes now waits in the kernel
+                continue
             try:
                 sock, _ = self._socket.accept()
-            except TimeoutError:
+            except OSError as error:
+                self._strangers.release()
+                if not isinstance(error, TimeoutError):  # the door was closed, or too many files are open just now
+                    self._closed.wait(ACCEPT_PAUSE_S)
                 continue
-            except OSError:  # the door was closed, or there are too many open files for a moment
-                self._closed.wait(ACCEPT_PAUSE_S)
-                continue
-            if self._strangers.acquire(blocking=False):
-                self._threads.start(lambda sock=sock: self._receive(sock), "greeting")  # type: ignore[misc]
-            else:
-                sock.close()
+            self._threads.start(lambda sock=sock: self._receive(sock), "greeting")  # type: ignore[misc]
 
     def _receive(self, sock: socket.socket) -> None:
         try:

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from echo2.broadcast.plan.model import Stretch
+from echo2.broadcast.plan.model import MOST_STRETCHES, Stretch
 from echo2.errors import Malformed
 
 HEADER = struct.Struct("!BBHIII")
@@ -77,7 +77,7 @@ class Want(Control, frozen=True):
     stream: Number
     """The child's number for it, unused on this link so far."""
     root: Root
-    stretches: Annotated[tuple[Stretch, ...], msgspec.Meta(max_length=MAX_FEEDS)]
+    stretches: Annotated[tuple[Stretch, ...], msgspec.Meta(max_length=MOST_STRETCHES)]
     spills: bool
     have: bytes
     """Bitmap, chunk 0 in the lowest bit of the first byte; empty for nothing."""
@@ -148,7 +148,7 @@ class Feed(msgspec.Struct, frozen=True):
 
     sources: Annotated[tuple[Source, ...], msgspec.Meta(max_length=MAX_SOURCES)]
     """Parent, then who to turn to when it fails: its own parent, and so on; the seed is last."""
-    stretches: Annotated[tuple[Stretch, ...], msgspec.Meta(max_length=MAX_FEEDS)]
+    stretches: Annotated[tuple[Stretch, ...], msgspec.Meta(max_length=MOST_STRETCHES)]
     rate_bytes_per_s: Rate
     """What the plan counts on."""
     spills: bool

@@ -6,6 +6,8 @@ not asked for this object again (the seed excepted, after a pause). Pure.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.plan.model import SEED
 from echo2.broadcast.relay.frames import Feed, Source
@@ -23,6 +25,8 @@ LEAST_BACKLOG = 4
 SILENT_S = 6.0
 """A source whose connections bring nothing for so long, while no other source brings a chunk, is left, whatever it
 says. Bytes count, since a large chunk takes a slow line longer than that."""
+ENOUGH = 0.5
+"""Of a source's planned rate: while so much comes from all sources together, nobody is left for a trickle."""
 TRICKLE_S = 10.0
 """When far less comes than a source was planned to send for so long, it is left even if it says that it has nothing for
 us. By then those above it are over a trouble of theirs."""
@@ -56,8 +60,12 @@ class FeedState:
         self._turns = 0
         self.dialling_since_s: float | None = None
         """The stream waits for connections to the source."""
-        self._look: tuple[float, int] | None = None
-        """When the bytes that came were looked at, and how many they were."""
+        self.blamed = ""
+        """The source that was left last because it was slow; empty for none."""
+        self._backlog = 0
+        """Chunks that the parent said it has for us."""
+        self._look: tuple[float, int, int] | None = None
+        """When the bytes that came were looked at, how many they were from the source, and from anybody."""
         self._trickles = False
 
     @property
@@ -68,7 +76,7 @@ class FeedState:
         """To the next source."""
         self._turns += self._starves or self._trickles
         self.stream, self.chunk_s, self.dialling_since_s = None, now, None
-        self._window, self._chunks, self._starves = None, 0, False
+        self._window, self._chunks, self._starves, self._backlog = None, 0, False, 0
         self._look, self._trickles = None, False
         for _ in self.feed.sources:
             self.at += 1
@@ -83,6 +91,7 @@ class FeedState:
 
     def parent_has(self, backlog: int, chunk_bytes: int, now: float) -> None:
         """The parent told how many chunks it could send us."""
+        self._backlog = backlog
         if self._window is None:
             self._window, self._chunks = (now, backlog), 0
         began_s, before = self._window
@@ -97,44 +106,56 @@ class FeedState:
         self._starves = backlog >= LEAST_BACKLOG and self._chunks < least
         self._window, self._chunks = (now, backlog), 0
 
-    def received(self, chunk_bytes: int, total_bytes: int, now: float) -> None:
-        """Of any object, from anybody, so far: a newer object may have to wait for an older one, and feeds of a ring
-        bring theirs by turns."""
+    def received(self, source_bytes: int, total_bytes: int, chunk_bytes: int, now: float) -> None:
+        """Of any object, from the source and from anybody, so far: a newer object may have to wait for an older one,
+        and feeds of a ring bring theirs by turns, each at full speed."""
         if self._look is None or self.stream is None:
-            self._look = (now, total_bytes)
-        began_s, before = self._look
+            self._look = (now, source_bytes, total_bytes)
+        began_s, source_before, total_before = self._look
         if now - began_s < TRICKLE_S:
             return
-        least = TOO_FEW_PLANNED * self.feed.rate_bytes_per_s * (now - began_s)
-        self._trickles = self._turns < PLANNED_TURNS and total_bytes - before < least - chunk_bytes
-        self._look = (now, total_bytes)
+        planned = self.feed.rate_bytes_per_s * (now - began_s)
+        few = source_bytes - source_before < TOO_FEW_PLANNED * planned - chunk_bytes
+        self._trickles = self._turns < PLANNED_TURNS and few and total_bytes - total_before < ENOUGH * planned
+        self._look = (now, source_bytes, total_bytes)
 
-    def stood_still(self, seconds: float) -> None:
+    def stood_still(self, seconds: float, now: float) -> None:
         """Time in which nothing could be heard does not count."""
-        self.chunk_s += seconds
+        self.chunk_s = min(self.chunk_s + seconds, now)
         if self._window is not None:
             self._window = (self._window[0] + seconds, self._window[1])
         if self._look is not None:
-            self._look = (self._look[0] + seconds, self._look[1])
+            self._look = (self._look[0] + seconds, *self._look[1:])
         if self.dialling_since_s is not None:
             self.dialling_since_s += seconds
 
-    def fails(self, now: float) -> str:
-        """Why this source must be left although it may not be to blame; empty when it need not be."""
+    def fails(self, flow_s: float, now: float) -> str:
+        """Why this source must be left although it may not be to blame; empty when it need not be.
+
+        flow_s: when any feed of the object brought a chunk, in a ring they do so by turns, or a connection of this one
+        anything.
+        """
         if self.dialling_since_s is not None and now - self.dialling_since_s >= DIAL_S:
             return f"no connection to it for {DIAL_S:g} s"
+        if self._is_silent(flow_s, now):
+            return f"nothing for {SILENT_S:g} s, and it says that it has nothing"
         others = len(self.feed.sources) > 1
         return f"far less than planned for {TRICKLE_S:g} s" if self._trickles and others else ""
 
     def starves(self, flow_s: float, now: float) -> str:
-        """Why this source is to blame and must be left; empty when it need not be.  flow_s: when any feed of the object
-        brought a chunk, in a ring they do so by turns, or a connection of this one anything."""
-        if self.stream is None:
-            return ""
-        if now - max(flow_s, self.chunk_s) >= SILENT_S:
-            return f"no chunk for {SILENT_S:g} s"
+        """Why this source is to blame and must be left; empty when it need not be."""
+        if self._backlog and self._is_silent(flow_s, now):
+            return f"it has chunks and sent none for {SILENT_S:g} s"
         others = len(self.feed.sources) > 1
         return f"it has chunks and sends too few for {STARVED_S:g} s" if self._starves and others else ""
+
+    def _is_silent(self, flow_s: float, now: float) -> bool:
+        return self.stream is not None and now - max(flow_s, self.chunk_s) >= SILENT_S
+
+    def skip(self, avoided: Collection[str]) -> None:
+        """Over sources that cannot be dialled. The last is the seed."""
+        while self.source.node_id in avoided and self.at < len(self.feed.sources) - 1:
+            self.at += 1
 
 
 class Intake:

@@ -115,7 +115,10 @@ class Link:
 
     def received(self, total_bytes: int, elapsed_s: float, now: float) -> None:
         """Since the link was made, ``elapsed_s`` after the last time."""
-        if is_flow(total_bytes - self.received_bytes, elapsed_s):
+        gained = total_bytes - self.received_bytes
+        if gained > 0:
+            self.heard_s = now  # a slow line may need seconds for what TLS decrypts at once
+        if is_flow(gained, elapsed_s):
             self.flow_s = now
         self.received_bytes = max(self.received_bytes, total_bytes)
 

@@ -49,10 +49,10 @@ class Node:
         self._seed = seed
         self._redial = Redial(first_stream, now)
         self._links = Links(node_id, seed, self._redial)
-        self._receiver = Receiver(self._links, lanes, seed is None, first_stream)
+        self._unreachable = Unreachable()
+        self._receiver = Receiver(self._links, lanes, seed is None, first_stream, self._unreachable)
         self._server = Server(self._links, self._receiver, seed is None)
         self._standing = Standing(self._links, lanes)
-        self._unreachable = Unreachable()
         self._meters: dict[str, RateMeter] = {}
         self._ended: Counter[str] = Counter()
         """Bytes that came over links that are gone, by peer."""
@@ -62,6 +62,7 @@ class Node:
         self._told: Tally | None = None
         self._report_s = now
         self._ticked_s = now
+        self._was_punctual = True
 
     def take(self) -> list[Action]:
         """What the shell must do now, in order."""
@@ -104,8 +105,9 @@ class Node:
         link = self._links.up(number, peer, outbound, lane, now)
         if not outbound:
             return
-        if self._is_seed_link(link):
+        if peer == SEED:
             self._redial.answered()
+        if self._is_seed_link(link):
             self._reported = None
             self._standing.forget()
             self._receiver.forget_generations()
@@ -114,12 +116,13 @@ class Node:
         self._receiver.link_up(now)
         self._links.wake(link)
 
-    def dial_failed(self, peer: str, lane: int, why: str, now: float) -> None:
+    def dial_failed(self, peer: str, lane: int, why: str, now: float, ours: bool = False) -> None:
+        """ours: the cause lies here and says nothing of the peer."""
         self._links.undial(peer, lane)
-        if peer != SEED:
-            self._unreachable.failed(peer, now)
-        else:
+        if peer == SEED:
             self._redial.failed(now)
+        elif not ours:
+            self._unreachable.failed(peer, now)
         self._receiver.dial_failed(peer, lane, why, now)
 
     def link_down(self, number: int, why: str, now: float) -> None:
@@ -216,11 +219,11 @@ class Node:
         if self._receiver.stored(root, stream, chunk, now):
             self._server.stored(root, chunk)
 
-    def wrong(self, number: int, root: str, chunk: int) -> None:
+    def wrong(self, number: int, root: str, chunk: int, now: float) -> None:
         """The chunk was not what the manifest says."""
         link = self._links.get(number)
         if link is not None:
-            self._receiver.wrong(link, root, chunk)
+            self._receiver.wrong(link, root, chunk, now)
 
     # ---- time --------------------------------------------------------------------------------------------------
 
@@ -228,29 +231,32 @@ class Node:
         """About ten times a second. received: bytes that came in over each link since it was made."""
         late_s, self._ticked_s = now - self._ticked_s, now
         self._measure(received, late_s, now)
+        stood_still_s = late_s if late_s > STOOD_STILL_S and self._was_punctual else 0.0
+        self._was_punctual = late_s <= STOOD_STILL_S  # who is late all the time must notice dead links all the same
         for link in self._links:
-            if late_s > STOOD_STILL_S:
-                link.heard_s += late_s
+            link.heard_s = min(link.heard_s + stood_still_s, now)
             if now - link.heard_s > SILENCE_S:
                 self._links.hang_up(link, f"silent for {SILENCE_S:g} s")
             elif link.beat(now):
                 self._links.wake(link)
             if link.pending:
                 self._server.consider(link, now)
-        if late_s > STOOD_STILL_S:
-            self._receiver.stood_still(late_s)
+        if stood_still_s:
+            self._receiver.stood_still(stood_still_s, now)
         self._receiver.tick(now)
+        self._standing.tick(now)
         if self._seed is not None and self._redial.due(now):
             self._links.dial(self._seed, 0)
         if now - self._report_s >= REPORT_S:
             self._report_s = now
             self._report()
+            self._standing.keep(self._unreachable.peers(now))
 
     def _measure(self, received: Mapping[int, int], elapsed_s: float, now: float) -> None:
         totals: Counter[str] = Counter()
         for link in self._links:
+            link.received(received.get(link.number, 0), elapsed_s, now)
             if link.outbound:
-                link.received(received.get(link.number, 0), elapsed_s, now)
                 totals[link.peer] += link.received_bytes
         for peer, total in totals.items():
             self._meters.setdefault(peer, RateMeter()).sample(total + self._ended[peer], now)
@@ -261,7 +267,7 @@ class Node:
         return link.outbound and link.peer == SEED and link.lane == 0
 
     def tally(self) -> Tally:
-        shares = {x.root: 1.0 - x.missing / max(x.count, 1) for x in self._receiver if x.open and not x.whole}
+        shares = {x.root: 1.0 - x.missing / max(x.count, 1) for x in self._receiver if x.open}
         return Tally(self._sent_bytes, self._receiver.received_bytes, self._receiver.reparentings, shares)
 
     def report(self) -> f.Report:
@@ -277,7 +283,7 @@ class Node:
             sent_bytes=self._sent_bytes,
             received_bytes=self._receiver.received_bytes,
             reparentings=self._receiver.reparentings,
-            accused=tuple(sorted(self._receiver.accused))[:MOST_NAMED],
+            accused=tuple(self._receiver.accused(self._ticked_s))[:MOST_NAMED],
             unreachable=tuple(self._unreachable.peers(self._ticked_s))[:MOST_NAMED],
         )
 

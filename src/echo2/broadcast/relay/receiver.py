@@ -6,31 +6,36 @@ turns to its next one; chunks that are here are not asked for again (field repor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.plan.model import SEED
+from echo2.broadcast.relay.accusations import Accusations
 from echo2.broadcast.relay.control import Announced, Stuck, Whole
 from echo2.broadcast.relay.frames import Assign, Feed, Halt, Have, Want
 from echo2.broadcast.relay.intake import STUCK_S, FeedState, Intake
 from echo2.broadcast.relay.links import CloseFile, Link, Links, OpenFile, Say
 from echo2.broadcast.relay.serving import pack_flags
+from echo2.broadcast.relay.unreachable import Unreachable
 
 KEPT_OBJECTS = 8
 """Whole objects that nobody here asked for, kept for others."""
 
 
 class Receiver:
-    def __init__(self, links: Links, lanes: int, is_seed: bool, first_stream: int) -> None:
+    def __init__(self, links: Links, lanes: int, is_seed: bool, first_stream: int, unreachable: Unreachable) -> None:
         """lanes: connections per feed.  first_stream: below 2**31, and another one in each life of the node."""
         self._links = links
         self._lanes = lanes
         self._is_seed = is_seed
         self._intakes: dict[str, Intake] = {}
         self._streams = first_stream
-        self.accused: set[str] = set()
-        """Peers that sent a wrong chunk or let us starve."""
+        self._accusations = Accusations()
+        self._unreachable = unreachable
         self.received_bytes = 0
+        self._sent_by: Counter[str] = Counter()
+        """Bytes of chunks, by peer."""
         self.reparentings = 0
 
     def get(self, root: str | None) -> Intake | None:
@@ -91,7 +96,7 @@ class Receiver:
         known = manifest.object_root in self._intakes
         intake = self._intake(manifest, now)
         if not known:
-            self._links.do(Say(Announced(intake.root, manifest.policy)))
+            self._links.do(Say(Announced(intake.root, manifest.policy, manifest.object_size)))
             self._open_file(intake)
         if frame.generation < intake.generation:
             return
@@ -142,6 +147,7 @@ class Receiver:
         for feed in intake.feeds:
             if feed.stream == stream:
                 feed.got_chunk(now)
+                self._sent_by[feed.source.node_id] += intake.length(chunk)
             elif feed.stream is not None:
                 link = self._links.to(feed.source.node_id, feed.lane)
                 if link is not None:
@@ -150,12 +156,16 @@ class Receiver:
             self._finish(intake)
         return True
 
-    def wrong(self, link: Link, root: str, chunk: int) -> None:
+    def accused(self, now: float) -> list[str]:
+        """Peers that sent a wrong chunk or let us starve lately."""
+        return self._accusations.peers(now)
+
+    def wrong(self, link: Link, root: str, chunk: int, now: float) -> None:
         """The chunk was not what the manifest says: its sender is left and told on."""
         intake = self._intakes.get(root)
         if intake is not None:
             intake.shunned.add(link.peer)
-        self.accused.add(link.peer)
+        self._accusations.add(link.peer, now)
         self._links.event("relay_wrong_chunk", peer=link.peer, root=root[:16], chunk=chunk)
         self._links.hang_up(link, f"chunk {chunk} is not what the manifest says")
 
@@ -192,23 +202,24 @@ class Receiver:
                 if feed.stream == stream and intake is not None:
                     feed.parent_has(backlog, intake.manifest.chunk_size, now)
 
-    def stood_still(self, seconds: float) -> None:
+    def stood_still(self, seconds: float, now: float) -> None:
         """It was us, not those who feed us."""
         for intake in self:
-            intake.gained_s += seconds
+            intake.gained_s = min(intake.gained_s + seconds, now)
             for feed in intake.feeds:
-                feed.stood_still(seconds)
+                feed.stood_still(seconds, now)
 
     def tick(self, now: float) -> None:
         """Leave sources that starve us; try again after a pause; tell the program when nothing helps."""
         for intake in self:
             chunk_s = max((feed.chunk_s for feed in intake.feeds), default=now)
             for feed in intake.feeds:
-                feed.received(intake.manifest.chunk_size, self.received_bytes, now)
-                blame = feed.starves(max(chunk_s, self._flow_s(feed)), now)
-                if blame and feed.source.node_id != SEED:
-                    self.accused.add(feed.source.node_id)
-                if why := blame or feed.fails(now):
+                source_bytes = self._sent_by[feed.source.node_id]
+                feed.received(source_bytes, self.received_bytes, intake.manifest.chunk_size, now)
+                flow_s = max(chunk_s, self._flow_s(feed))
+                if blame := feed.starves(flow_s, now):
+                    self._blame(feed, now)
+                if why := blame or feed.fails(flow_s, now):
                     self._leave(intake, feed, why, now)
                 self._ask(intake, feed, now)
             if intake.needed and intake.open and not intake.whole and now - intake.gained_s > STUCK_S:
@@ -229,6 +240,14 @@ class Receiver:
         for state in intake.feeds:
             self._ask(intake, state, now)
 
+    def _blame(self, feed: FeedState, now: float) -> None:
+        """For being slow. When the next source is slow as well, we are."""
+        if feed.blamed:
+            self._accusations.withdraw(feed.blamed)
+        elif feed.source.node_id != SEED:
+            self._accusations.add(feed.source.node_id, now)
+        feed.blamed = feed.source.node_id
+
     def _flow_s(self, feed: FeedState) -> float:
         """When a connection of the feed brought anything."""
         links = [self._links.to(feed.source.node_id, lane) for lane in self._lanes_of(feed)]
@@ -241,6 +260,7 @@ class Receiver:
         """Say what we want, once the connections are there."""
         if not intake.open or intake.whole or feed.stream is not None or now < feed.not_before_s:
             return
+        feed.skip(self._unreachable.peers(now))
         links = [self._links.to(feed.source.node_id, lane) for lane in self._lanes_of(feed)]
         if None in links:
             if feed.dialling_since_s is None:

@@ -21,7 +21,7 @@ from echo2.broadcast.relay.sockets import Greeted
 from echo2.errors import Malformed
 
 TALLY_S = 1.0
-PROBE_AFTER_S = 4.0
+PROBE_AFTER_S = 10.0
 """Quiet after the last node joined: by then the nodes' links to one another are warm and would not disturb."""
 PROBE_GROWTH = 1.5
 """The uplink is measured again when the fleet has grown by so much."""

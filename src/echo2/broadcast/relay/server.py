@@ -1,7 +1,8 @@
 """The parent's side of a relay: who is sent what.
 
-Invariant: a node serves the children of its assignment and at most one orphan more, the seed at most two more, so the
-learner's uplink carries a bounded number of copies whatever the number of workers (field report H09). Pure.
+Invariant: a node serves only who may ask it, and at most one more than its assignment has children, the seed two more;
+orphans may take the places of children that have not come. So the learner's uplink carries a bounded number of copies
+whatever the number of workers (field report H09). Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ORPHANS = 1
 """Children a node serves beyond those of the plan."""
 SEED_ORPHANS = 2
 MOST_STREAMS = 64
-"""On one link."""
+"""Of one peer."""
 
 
 class Server:
@@ -29,9 +30,11 @@ class Server:
         self._is_seed = is_seed
 
     def want(self, link: Link, want: Want, now: float) -> None:
-        """Raises Malformed for more streams than a link carries."""
-        if len(link.pending) + len(link.servings) >= MOST_STREAMS:
-            raise Malformed(f"a link carries at most {MOST_STREAMS} streams")
+        """Raises Malformed for more streams than a peer may have."""
+        links = [x for x in self._links if x.peer == link.peer]
+        streams = {s for x in links for s in (*x.servings, *(pending.stream for pending, _ in x.pending))}
+        if len(streams - {want.stream}) >= MOST_STREAMS or len(link.pending) >= MOST_STREAMS:
+            raise Malformed(f"a peer has at most {MOST_STREAMS} streams")
         link.pending.append((want, now))
         self.consider(link, now)
 

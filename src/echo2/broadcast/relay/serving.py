@@ -68,6 +68,8 @@ class Serving:
 def order_of(stretches: Sequence[Stretch], spills: bool, count: int) -> list[int]:
     """Every chunk that the stream may carry, once, in order. Raises Malformed for stretches beyond the object."""
     order: dict[int, None] = {}
+    if sum(stretch.count for stretch in stretches) > count:
+        raise Malformed(f"the stretches of a stream must not overlap, got more than the object's {count} chunks")
     for stretch in stretches:
         numbers = stretch.numbers() if abs(stretch.step) == 1 and 0 <= stretch.count <= count else range(-1, 0)
         if numbers and not (0 <= numbers[0] < count and 0 <= numbers[-1] < count):

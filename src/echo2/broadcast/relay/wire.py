@@ -67,10 +67,10 @@ class Ends(Protocol):
 
 class Wire:
     def __init__(self, number: int, sock: ssl.SSLSocket, ends: Ends) -> None:
+        """Raises OSError when there are too many open files."""
         self.number = number
         self.sock = sock
         self._ends = ends
-        """Raises OSError when there are too many open files."""
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._waking = threading.Lock()
         self._why = ""
@@ -96,8 +96,8 @@ class Wire:
         """Waits for the end of a body in a row that brought nothing."""
         self._read_s = self._sent_s = time.monotonic()
         """When it was last tried to read, and when something was last sent or there was nothing to send."""
-        self._arrived_bytes = 0
-        """At the other side, when nothing could be sent for long."""
+        self._arrived_bytes = -1
+        """At the other side, when nothing could be sent for half the time; -1 while something can."""
         self._woken = True
         """There may be something to send."""
 
@@ -154,8 +154,8 @@ class Wire:
             self._read_s = now
             self._tails = 0 if self._read() else self._tails + near
         if (events & select.POLLOUT and self._write()) or not self._out:
-            self._sent_s = now
-        elif now - self._sent_s > STALLED_S:
+            self._sent_s, self._arrived_bytes = now, -1
+        elif now - self._sent_s > STALLED_S / 2:
             self._hang_up_if_stalled(now)
 
     def _hang_up_if_stalled(self, now: float) -> None:
