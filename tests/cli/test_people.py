@@ -125,4 +125,5 @@ def test_status_says_what_the_coordinator_and_the_workers_sent(echo2: Echo2, pic
         reward_mean=0.5, staleness_mean=1.0, staleness_max=2, bubble_ratio=0.1, cost_usd=0.2,
         seed_sent_bytes=52_000_000, sent_bytes_by_node={"near": 20_000_000, "fresh": 6_000_000},
     )  # fmt: skip
-    assert "sent 52.0 MB by the coordinator, 26.0 MB by workers" in echo2("status").out
+    shown = " ".join(echo2("status").out.split())
+    assert "sent 52.0 MB by the coordinator, 26.0 MB by workers" in shown

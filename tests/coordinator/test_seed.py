@@ -135,11 +135,11 @@ async def test_whether_a_worker_can_be_dialled_is_unknown_once_it_left(client: C
     assert made.standings() == {}
     open_node = NodeState("w1", True, 1.0, 1.0, SEED, 30, 0, 2)
     client.tally = Tally(0, 0, 0, {}, 1e6, (open_node, NodeState("w2", False, 1.0, 1.0, SEED, 0, 0, 0)))
-    assert made.standings() == {"w1": RelayStanding(True, 30, 2), "w2": RelayStanding(False, 0, 0)}
+    assert made.standings() == {"w1": RelayStanding(True, 30, 2, SEED), "w2": RelayStanding(False, 0, 0, SEED)}
     client.tally = Tally(0, 0, 0, {}, 1e6, ())
     assert made.standings() == {"w1": RelayStanding(None, 30, 2), "w2": RelayStanding(None, 0, 0)}
     client.tally = Tally(0, 0, 0, {}, 1e6, (NodeState("w1", False, 1.0, 1.0, SEED, 1, 0, 0),))
-    assert made.standings()["w1"] == RelayStanding(False, 1, 0), "a new life is judged anew"
+    assert made.standings()["w1"] == RelayStanding(False, 1, 0, SEED), "a new life is judged anew"
 
 
 @pytest.mark.parametrize(

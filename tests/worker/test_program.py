@@ -343,6 +343,26 @@ def test_a_failed_load_keeps_the_old_policy_and_is_tried_again() -> None:
     assert any(state.startswith("waiting: could not install 0.2: out of memory") for state in states)
 
 
+def test_an_object_that_went_bad_on_the_disk_is_let_go_and_fetched_anew() -> None:
+    async def main() -> Setting:
+        setting = Setting()
+        real, faults = setting.stock.build, [IntegrityError("tensor w is not what the manifest says")]
+
+        async def build(signed: bytes, manifest: Manifest, object_path: Path) -> None:
+            if faults:
+                raise faults.pop()
+            await real(signed, manifest, object_path)
+
+        setting.stock.build = build  # type: ignore[method-assign]
+        await setting.run()
+        return setting
+
+    done = run_virtual(main())
+    assert len(done.source.abandoned) == 1
+    assert done.source.brought == [Policy(0, 0), Policy(0, 0)]
+    assert done.engine.installed == Policy(0, 0)
+
+
 @pytest.mark.parametrize(
     "fault", [IntegrityError("chunk 3"), DiskFull("no space"), Refused("0.0 is no longer on the shelf")]
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from echo2.transport.messages import Reply, Request, RunStatus
 
 WATCH_S = 2.0
-COLUMNS = ("worker", "version", "doing", "trajectories", "per s", "USD/h", "heard")
+COLUMNS = ("worker", "version", "doing", "rollouts", "per s", "USD/h", "heard")
 RELAY_COLUMNS = ("relay of", "fed by", "can be dialled", "sent on", "re-parented")
 """What brings the worker its snapshots: from whom, whether others can have them from it, how much they had, and how
 often it turned to another parent."""

@@ -168,3 +168,19 @@ def test_an_uplink_that_changed_is_news() -> None:
     fleet.adopt()
     assert fleet.uplink == 30 * MB
     assert not fleet.moved()
+
+
+def test_a_node_whose_earlier_link_ended_unnoticed_leaves_nothing_behind() -> None:
+    fleet = fleet_of()
+    miss(fleet, "a", "b")
+    fleet.join(Source("a", "a.test", 2))
+    fleet.report("a", Report(), 1.0)
+    fleet.leave("a")
+    assert leaves(fleet) == set()
+
+
+def test_who_once_missed_many_is_not_believed_when_it_misses_few_later() -> None:
+    fleet = fleet_of()
+    miss(fleet, "a", "b", "c", "d")
+    miss(fleet, "a", "b")
+    assert leaves(fleet) == set()

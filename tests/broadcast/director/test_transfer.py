@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from fluid_fleet import BASE, MB, NEXT, facts
 
-from echo2.broadcast.director.transfer import SLOW_S, ObjectFacts, Transfer
+from echo2.broadcast.director.transfer import SLOW_S, STANDSTILL_S, ObjectFacts, Transfer
 from echo2.broadcast.plan.make import make_plan
 from echo2.broadcast.plan.model import SEED, Node, Topology
 from echo2.broadcast.relay.frames import Report, Source
@@ -47,6 +47,12 @@ def planned(topology: Topology = Topology.CHAIN, uplink_mb: float = 20.0) -> Tra
     nodes = [Node(name, 10 * MB, 10 * MB) for name in NAMES]
     transfer.plan = make_plan(topology, nodes, uplink_mb * MB, DELTA.size_bytes, DELTA.chunk_bytes, 0.02, 1.1)
     return transfer
+
+
+def parents_in(transfer: Transfer) -> dict[str, str]:
+    plan = transfer.present(NAMES)
+    assert plan is not None
+    return {stream.child: stream.parent for stream in plan.streams}
 
 
 def progress(**counts: int) -> dict[str, Report]:
@@ -151,3 +157,37 @@ def test_who_gave_the_object_up_for_another_way_is_waited_for_no_more_and_feeds_
     assert transfer.waiting == {}, "although it holds the base"
     transfer.report("w2", Report(needs=(DELTA.root,)), True, 3.0)
     assert transfer.waiting == {"w2": 3.0}, "it asks again"
+
+
+def test_who_let_go_of_the_object_is_neither_asked_for_it_nor_sent_it_again() -> None:
+    transfer = planned()
+    whole = Report(complete=(DELTA.root,))
+    transfer.report("w2", whole, True, 1.0)
+    assert parents_in(transfer)["w4"] == "w2"
+    transfer.report("w2", Report(held=(BASE,)), True, 2.0)
+    transfer.tell_again("w2")  # it connects again
+    assert "w2" not in parents_in(transfer)
+    assert parents_in(transfer)["w4"] == "w0"
+
+
+def test_who_comes_back_with_the_object_feeds_others_again() -> None:
+    transfer = planned()
+    whole = Report(complete=(DELTA.root,))
+    transfer.report("w2", whole, True, 1.0)
+    transfer.tell_again("w2")
+    transfer.stale = False
+    transfer.report("w2", whole, True, 2.0)
+    assert transfer.stale
+    assert parents_in(transfer)["w4"] == "w2"
+
+
+def test_a_transfer_in_which_nothing_moves_is_not_under_way() -> None:
+    """A node without room asks for the object and gets none of it."""
+    transfer = planned()
+    assert transfer.plan is not None
+    transfer.begin(transfer.plan, 5.0)
+    assert transfer.is_under_way(NAMES, 5.0 + STANDSTILL_S - 0.1)
+    assert not transfer.is_under_way(NAMES, 5.0 + STANDSTILL_S)
+    transfer.report("w0", Report(progress={DELTA.root: 1}), True, 40.0)
+    assert transfer.is_under_way(NAMES, 41.0)
+    assert not transfer.is_under_way([], 41.0)

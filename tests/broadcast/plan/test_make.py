@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo2.broadcast.plan.make import make_plan
-from echo2.broadcast.plan.model import SEED, Node, Plan, Stream, Topology
+from echo2.broadcast.plan.model import MOST_STRETCHES, SEED, Node, Plan, Stream, Topology
 
 MBPS = 1e6 / 8
 LATENCY_S = 0.02
@@ -354,3 +354,9 @@ def test_a_node_that_claims_an_absurd_rate_costs_no_memory() -> None:
     nodes = [Node("liar", 1e15, 1e7), *(Node(f"w{k}", 1e7, 1e7) for k in range(5))]
     plan = make_plan(Topology.TREE, nodes, 1e6, 2**26, 2**18, 0.02, 1.0)
     assert {stream.child for stream in plan.streams} == {node.node_id for node in nodes}
+
+
+def test_a_ring_of_many_lines_keeps_to_what_a_frame_may_hold() -> None:
+    plan = plan_for(alike(150, 10), 2000, Topology.RING)
+    assert max(len(stream.stretches) for stream in plan.streams) <= MOST_STRETCHES
+    assert max(len(stream.stretches) for stream in plan.streams) > MOST_STRETCHES / 2, "else this shows nothing"

@@ -9,6 +9,8 @@ from virtual_relays import CHUNK_BYTES, Relays, object_manifest
 from echo2.broadcast.plan.model import SEED, Stretch
 from echo2.broadcast.relay import frames as f
 from echo2.broadcast.relay.intake import SILENT_S
+from echo2.broadcast.relay.links import Hangup
+from echo2.broadcast.relay.node import Node
 
 CHAIN = ("a", "b", "c", "d")
 COUNT = 200
@@ -352,3 +354,51 @@ def test_chunks_of_an_earlier_life_of_an_object_do_not_count_in_the_next() -> No
     node.opened(ROOT, bytearray(COUNT), relays.now)
     node.stored(ROOT, stream, 3, relays.now)
     assert node.report().progress == {ROOT: 0}
+
+
+def test_when_every_source_is_slow_the_line_is_and_nobody_stays_accused() -> None:
+    relays = joined(("p", "g", "c"))
+    relays.publish_chain(object_manifest(2000), ("p", "g", "c"))
+    relays.run(1.0)
+    node = relays.nodes["c"]
+    (feed,) = [feed for intake in node._receiver for feed in intake.feeds]
+    node._receiver._blame(feed, relays.now)
+    assert node.report().accused == ("g",)
+    feed.turn(set(), relays.now)
+    node._receiver._blame(feed, relays.now)
+    assert node.report().accused == ()
+
+
+def test_a_failure_of_our_own_says_nothing_of_the_peer() -> None:
+    relays = joined(("a", "b"))
+    relays.nodes["a"].dial_failed("b", 0, "too many open files", relays.now, ours=True)
+    assert relays.nodes["a"].report().unreachable == ()
+    relays.nodes["a"].dial_failed("b", 0, "refused", relays.now)
+    assert relays.nodes["a"].report().unreachable == ("b",)
+
+
+def test_h05_a_node_that_is_late_all_the_time_notices_a_dead_link_all_the_same() -> None:
+    node = Node("a", f.Source(SEED, "seed.test", 1))
+    node.link_up(1, SEED, True, 0, 0.0)
+    for k in range(1, 8):
+        node.tick({}, 0.7 * k)
+    assert any(isinstance(action, Hangup) for action in node.take())
+
+
+def test_h01_bytes_that_tls_has_not_decrypted_yet_are_a_sign_of_life() -> None:
+    node = Node("a", f.Source(SEED, "seed.test", 1))
+    node.link_up(1, SEED, True, 0, 0.0)
+    for k in range(1, 60):
+        node.tick({1: 500 * k}, 0.1 * k)
+    assert not any(isinstance(action, Hangup) for action in node.take())
+
+
+def test_connections_to_the_seed_that_fail_beside_one_that_stands_do_not_make_the_pause_grow() -> None:
+    node = Node("a", f.Source(SEED, "seed.test", 1), lanes=4)
+    for k in range(12):
+        node.dial_failed(SEED, 1, "refused", 20.0 * k)
+        node.link_up(10 + k, SEED, True, 2, 20.0 * k + 5.0)
+        node.tick({}, 20.0 * k + 19.0)
+    node.dial_failed(SEED, 1, "refused", 1000.0)
+    node.tick({}, 1000.6)
+    assert not node._redial.rests

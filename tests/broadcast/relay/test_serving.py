@@ -83,3 +83,9 @@ def test_a_stream_that_spills_goes_on_in_its_last_direction_around_the_object() 
 def test_a_stretch_beyond_the_object_is_refused(stretch: Stretch) -> None:
     with pytest.raises(Malformed, match="10 chunks"):
         order_of((stretch,), True, 10)
+
+
+def test_i9_stretches_that_overlap_are_refused() -> None:
+    with pytest.raises(Malformed, match="must not overlap"):
+        order_of([Stretch(0, 6), Stretch(3, 5)], False, 10)
+    assert order_of([Stretch(4, 6), Stretch(0, 4)], False, 10) == [4, 5, 6, 7, 8, 9, 0, 1, 2, 3]
