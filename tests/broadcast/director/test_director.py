@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from fluid_fleet import BASE, MB, NEXT, FluidFleet, facts
 
+from echo2.broadcast.director.director import REVISE_S
 from echo2.broadcast.director.fleet import PROBE_AGAIN_S
 from echo2.broadcast.director.pacing import HELD
 from echo2.broadcast.plan.model import SEED, Topology
@@ -21,7 +22,7 @@ def fleet_of(
 def standing(fleet: FluidFleet) -> FluidFleet:
     """Everybody joined at once and the links are warm."""
     fleet.join()
-    fleet.run(4.0)
+    fleet.run(4 * REVISE_S)
     return fleet
 
 

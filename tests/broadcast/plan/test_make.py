@@ -360,3 +360,11 @@ def test_a_ring_of_many_lines_keeps_to_what_a_frame_may_hold() -> None:
     plan = plan_for(alike(150, 10), 2000, Topology.RING)
     assert max(len(stream.stretches) for stream in plan.streams) <= MOST_STRETCHES
     assert max(len(stream.stretches) for stream in plan.streams) > MOST_STRETCHES / 2, "else this shows nothing"
+
+
+@pytest.mark.parametrize("size_bytes", [10_000, 2**20, 2**28])
+@pytest.mark.parametrize("reachable", [1, 2, 3])
+def test_h11_few_that_can_be_dialled_among_many_that_cannot_are_planned_for(reachable: int, size_bytes: int) -> None:
+    nodes = fleet((reachable, 100, 100, True), (30, 100, 100, False))
+    plan = plan_for(nodes, 800, size_bytes=size_bytes, chunk_bytes=min(size_bytes, 256 * 1024))
+    assert {stream.child for stream in plan.streams} == {node.node_id for node in nodes}

@@ -117,7 +117,7 @@ def test_h09_a_publish_to_fifty_workers_costs_the_learner_one_copy_per_chain() -
     relays.publish(MANIFEST)
     took_s = relays.run_until_whole(MANIFEST.object_root, WORKERS, 60.0)
     chains, size = len(relays.heads()), MANIFEST.object_size
-    assert LINES - 1 <= chains <= LINES + 1, "warm-ups alone may show a line a little slower than it is"
+    assert LINES - 1 <= chains <= LINES
     assert copies_sent(relays) <= chains
     assert relays.delivered.total() - before <= (chains + 0.1) * size, (
         "control frames and measurements are small beside it"

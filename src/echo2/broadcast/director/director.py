@@ -31,6 +31,8 @@ SETTLE_S, MOST_SETTLE_S = 0.3, 2.0
 MOST_REVISIONS = 3
 """Times that new rates alone change the standing plan, between changes of the fleet and transfers: new links show new
 rates, and where those vary by themselves that would never end."""
+REVISE_S = 5.0
+"""…and at most so often: links are warmed one after another, and what some of them show is not yet a picture."""
 MOST_BUSY_S = 10.0
 """It waits so long for objects under way: links that are warmed take bytes from theirs."""
 GATHER_S = 0.6
@@ -58,6 +60,8 @@ class Director:
         self._changed_s = self._changed_since_s = float("inf")
         """When the fleet changed last, and first, since the standing plan; infinite for never."""
         self._revisions = 0
+        self._stood_s = float("-inf")
+        """When the standing plan was made."""
         self._was_busy = False
         self._pacing = Pacing()
         self._usual = (USUAL_BYTES, USUAL_CHUNK_BYTES)
@@ -152,6 +156,7 @@ class Director:
         if not quiet or (self._was_busy and waited_s < MOST_BUSY_S):
             return
         self._changed_s = self._changed_since_s = float("inf")
+        self._stood_s = now
         self._fleet.adopt()
         self._standing = self._make(self._fleet.members, *self._usual, now)
         news = self._standing_links.update(self._standing, self._fleet.where())
@@ -165,8 +170,8 @@ class Director:
         was_busy, self._was_busy = self._was_busy, self._busy(now)
         if was_busy and not self._was_busy:
             self._changed(now)
-        may_revise = not self._was_busy and self._changed_since_s > now and self._revisions < MOST_REVISIONS
-        if may_revise and self._fleet.moved():
+        is_settled = self._changed_since_s > now and now - self._stood_s >= REVISE_S
+        if is_settled and not self._was_busy and self._revisions < MOST_REVISIONS and self._fleet.moved():
             self._changed(now, self._revisions + 1)
 
     def _place_waiting(self, transfer: Transfer, now: float) -> None:

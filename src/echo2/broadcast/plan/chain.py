@@ -28,7 +28,7 @@ def chain(problem: Problem) -> Draft:
 def thrifty(problem: Problem, fastest: Draft) -> Draft:
     """The fewest chains that are done soon, else ``fastest``."""
     count = 1
-    while count < len(fastest.chains):
+    while count < min(len(fastest.chains), len(problem.reachable)):  # the seed's single nodes are chains too
         fewer = _draft(problem, count)
         if fewer.share_s(problem.share) <= SOON_S:
             return fewer

@@ -36,7 +36,8 @@ def line_count(problem: Problem) -> int:
 
 
 def stand(problem: Problem, count: int) -> tuple[list[list[Node]], list[Node]]:
-    """The lines, and the nodes that no line has room for: each is fed by the seed alone."""
+    """The lines, and the nodes that no line has room for: each is fed by the seed alone.  count: at most as many as
+    nodes that can be dialled."""
     before = {
         name: (line, place) for line, names in enumerate(problem.previous[:count]) for place, name in enumerate(names)
     }
