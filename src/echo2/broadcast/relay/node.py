@@ -31,7 +31,8 @@ from echo2.errors import Malformed
 WARM_AGAIN_S = 2.0
 """Padding is sent at most so often."""
 STOOD_STILL_S = SILENCE_S / 3
-"""Without a tick for so long we stood still ourselves, and nobody could be heard (field report H05)."""
+"""Without a tick for longer we stood still ourselves, and nobody could be heard (field report H05). So much of it counts
+all the same, since who is late all the time must notice dead links, too."""
 REPORT_S = 0.5
 MOST_NAMED = 256
 """Peers that a part of a report may name."""
@@ -62,7 +63,6 @@ class Node:
         self._told: Tally | None = None
         self._report_s = now
         self._ticked_s = now
-        self._was_punctual = True
 
     def take(self) -> list[Action]:
         """What the shell must do now, in order."""
@@ -231,8 +231,7 @@ class Node:
         """About ten times a second. received: bytes that came in over each link since it was made."""
         late_s, self._ticked_s = now - self._ticked_s, now
         self._measure(received, late_s, now)
-        stood_still_s = late_s if late_s > STOOD_STILL_S and self._was_punctual else 0.0
-        self._was_punctual = late_s <= STOOD_STILL_S  # who is late all the time must notice dead links all the same
+        stood_still_s = max(late_s - STOOD_STILL_S, 0.0)
         for link in self._links:
             link.heard_s = min(link.heard_s + stood_still_s, now)
             if now - link.heard_s > SILENCE_S:
