@@ -31,8 +31,8 @@ from echo2.errors import Malformed
 WARM_AGAIN_S = 2.0
 """Padding is sent at most so often."""
 STOOD_STILL_S = SILENCE_S / 3
-"""Without a tick for longer we stood still ourselves, and nobody could be heard (field report H05). So much of it counts
-all the same, since who is late all the time must notice dead links, too."""
+"""Without a tick for longer we stood still ourselves, and nobody could be heard (field report H05). So much of it
+counts all the same, since who is late all the time must notice dead links, too."""
 REPORT_S = 0.5
 MOST_NAMED = 256
 """Peers that a part of a report may name."""
