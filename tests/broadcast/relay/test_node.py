@@ -371,7 +371,7 @@ def test_when_every_source_is_slow_the_line_is_and_nobody_stays_accused() -> Non
 
 def test_a_failure_of_our_own_says_nothing_of_the_peer() -> None:
     relays = joined(("a", "b"))
-    relays.nodes["a"].dial_failed("b", 0, "too many open files", relays.now, ours=True)
+    relays.nodes["a"].dial_failed("b", 0, "too many open files", relays.now, missed=False)
     assert relays.nodes["a"].report().unreachable == ()
     relays.nodes["a"].dial_failed("b", 0, "refused", relays.now)
     assert relays.nodes["a"].report().unreachable == ("b",)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -8,7 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from echo2.broadcast.relay.sockets import flow_of, pace
+from echo2.broadcast.relay import sockets
+from echo2.broadcast.relay.frames import RELAY_PROTOCOL, Greet, Source
+from echo2.broadcast.relay.sockets import NotReached, flow_of, pace
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pacing and TCP_INFO are Linux's")
 
@@ -62,3 +66,33 @@ def test_a_closed_socket_is_an_error_that_the_caller_can_catch() -> None:
     sock.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         pace(sock, 1e6)
+
+
+def dial(port: int) -> sockets.Greeted:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    return sockets.dial(Source("p", "127.0.0.1", port), context, Greet(RELAY_PROTOCOL, "run", 0))
+
+
+def test_where_nobody_listens_there_is_no_way() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(NotReached):
+        dial(port)
+
+
+def test_who_is_slow_to_greet_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "GREETING_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="timed out") as caught:
+        dial(server.getsockname()[1])
+    assert not isinstance(caught.value, NotReached)
+
+
+def test_too_many_open_files_here_say_nothing_of_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(address: object, timeout: float) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "create_connection", no_more)
+    with pytest.raises(OSError, match="Too many open files") as caught:
+        dial(1)
+    assert not isinstance(caught.value, NotReached)

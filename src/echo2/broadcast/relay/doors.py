@@ -6,7 +6,6 @@ proved who they are cost one of few places, for a few seconds at most.
 
 from __future__ import annotations
 
-import errno
 import socket
 import threading
 import time
@@ -27,8 +26,6 @@ ACCEPT_PAUSE_S = 0.1
 STRANGER_NEWS_S = 1.0
 """Strangers are told of at most so often: whoever knocks must not fill the log."""
 
-_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENETDOWN, errno.EADDRNOTAVAIL})
-"""What says nothing of the other side."""
 _REFUSALS = (OSError, Malformed, Unauthorised)
 
 
@@ -97,7 +94,7 @@ class Doors:
             self._socket.close()
 
     def dial(self, source: f.Source, lane: int, failed: Callable[[str, bool], None]) -> None:
-        """In a thread of its own: meet ``source``, or say why it ``failed`` and whether that is our own trouble."""
+        """In a thread of its own: meet ``source``, or say why it ``failed``, and whether there is no way to it."""
         self._threads.start(lambda: self._dial(source, lane, failed), f"dial {source.node_id}")
 
     def can_reach(self, source: f.Source) -> bool:
@@ -116,8 +113,7 @@ class Doors:
         try:
             greeted = sockets.dial(source, self._client, self._greeting(lane))
         except _REFUSALS as error:
-            ours = isinstance(error, OSError) and error.errno in _OURS
-            failed(str(error)[:200] or type(error).__name__, ours)
+            failed(str(error)[:200] or type(error).__name__, isinstance(error, sockets.NotReached))
         else:
             self._meet(greeted._replace(lane=lane), True)
 

@@ -116,12 +116,12 @@ class Node:
         self._receiver.link_up(now)
         self._links.wake(link)
 
-    def dial_failed(self, peer: str, lane: int, why: str, now: float, ours: bool = False) -> None:
-        """ours: the cause lies here and says nothing of the peer."""
+    def dial_failed(self, peer: str, lane: int, why: str, now: float, missed: bool = True) -> None:
+        """missed: there is no way to the peer; else it was slow to greet, or the cause lies here."""
         self._links.undial(peer, lane)
         if peer == SEED:
             self._redial.failed(now)
-        elif not ours:
+        elif missed:
             self._unreachable.failed(peer, now)
         self._receiver.dial_failed(peer, lane, why, now)
 

@@ -135,7 +135,7 @@ class RelayShell:
                 if (wire := self._wires.get(link)) is not None:
                     wire.hang_up(why)
             case ln.Dial(source, lane):
-                self._doors.dial(source, lane, lambda why, ours: self._dial_failed(source, lane, why, ours))
+                self._doors.dial(source, lane, lambda why, missed: self._dial_failed(source, lane, why, missed))
             case ln.OpenFile(manifest):
                 root = manifest.object_root
                 self._files.make(manifest, self._file_opened, lambda why, wish: self._file_failed(root, why, wish))
@@ -146,9 +146,9 @@ class RelayShell:
                     word = msgspec.structs.replace(word, path=str(self._files.path(word.root)))
                 self._say(word)
 
-    def _dial_failed(self, source: f.Source, lane: int, why: str, ours: bool) -> None:
+    def _dial_failed(self, source: f.Source, lane: int, why: str, missed: bool) -> None:
         with self._lock:
-            self._node.dial_failed(source.node_id, lane, why, time.monotonic(), ours)
+            self._node.dial_failed(source.node_id, lane, why, time.monotonic(), missed)
         self._act()
 
     def _file_opened(self, file: ChunkFile, wish: int) -> None:
@@ -175,7 +175,7 @@ class RelayShell:
             if wire is None:
                 greeted.sock.close()
                 if outbound:
-                    self._node.dial_failed(greeted.peer, greeted.lane, "too many connections", now, ours=True)
+                    self._node.dial_failed(greeted.peer, greeted.lane, "too many connections", now, missed=False)
                 return
             number = wire.number
             self._node.link_up(number, greeted.peer, outbound, greeted.lane, now)

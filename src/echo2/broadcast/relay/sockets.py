@@ -7,6 +7,7 @@ protocol and belongs to this run; all of it within a deadline, however slowly th
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import ssl
 import struct
@@ -32,6 +33,7 @@ _SO_MAX_PACING_RATE = 47
 """Linux's number, which Python's ``socket`` does not name."""
 _FASTEST_PACE = 2**31
 """Bytes per second that do not fit the option any more; nothing is held back then."""
+_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENETDOWN, errno.EADDRNOTAVAIL})
 _FLOW = struct.Struct("=120xQQ")
 """Where ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` lie in Linux's ``struct tcp_info``."""
 
@@ -44,6 +46,10 @@ class Greeted(NamedTuple):
     port: int
     """Where it listens; 0 for nowhere."""
     lane: int
+
+
+class NotReached(OSError):
+    """No connection came about, and that is not for want of something on this machine."""
 
 
 class Flow(NamedTuple):
@@ -67,12 +73,17 @@ def lanes_needed() -> int:
 
 
 def dial(source: f.Source, context: ssl.SSLContext, greet: f.Greet) -> Greeted:
-    """Raises OSError (TLS errors included), Malformed, Unauthorised when somebody else answers."""
+    """Raises NotReached, OSError (TLS errors included), Malformed, Unauthorised when somebody else answers."""
     deadline = time.monotonic() + GREETING_S
     try:
         plain = socket.create_connection((source.host, source.port), timeout=GREETING_S)
     except (ValueError, OverflowError):  # not even a host name, or a port
-        raise OSError(f"relay {source.node_id} must have an address, not {source.host[:80]}:{source.port}") from None
+        where = f"{source.host[:80]}:{source.port}"
+        raise NotReached(f"relay {source.node_id} must have an address, not {where}") from None
+    except OSError as error:
+        if error.errno in _OWN_TROUBLE:
+            raise
+        raise NotReached(str(error) or type(error).__name__) from error
     greeted = _greet(plain, context, greet, deadline, server=False)
     if greeted.peer != source.node_id:
         greeted.sock.close()
