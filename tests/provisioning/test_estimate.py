@@ -15,7 +15,7 @@ from echo2.provisioning.estimate import (
     kv_bytes_per_token,
     rollouts_per_s,
 )
-from echo2.provisioning.gpus import GPUS, Gpu, gpu_named, market_name
+from echo2.provisioning.gpus import GPUS, Gpu
 from echo2.provisioning.prices.quotes import Quote
 
 ROUND = Gpu("round", memory_gb=10.0, bandwidth_gb_per_s=1000.0, bf16_tflops=100.0)
@@ -139,34 +139,6 @@ def test_no_estimate_exceeds_the_peaks(
         workload(parameters=parameters, prompt_tokens=prompt, reply_tokens=reply, efficiency=1.0), gpu, gpus
     )
     assert better.rollouts_per_s >= found.rollouts_per_s / group_size
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("RTX 5090", "RTX5090"),
-        ("rtx-4090", "RTX4090"),
-        ("NVIDIA GeForce RTX 3090", "RTX3090"),
-        ("5090", "RTX5090"),
-        ("A100", "A100-40GB"),
-        ("A100-80GB", "A100-80GB"),
-        ("a100_80gb", "A100-80GB"),
-        ("NVIDIA H100 80GB", "H100"),
-        ("H200", "H200"),
-    ],
-)
-def test_a_gpu_is_known_by_the_names_that_people_use(text: str, name: str) -> None:
-    assert gpu_named(text).name == name
-
-
-def test_the_memory_tells_two_gpus_of_one_name_apart() -> None:
-    assert market_name("A100", memory_gb=85.9) == "A100-80GB"
-    assert market_name("A100", memory_gb=42.9) == "A100-40GB"
-
-
-def test_an_unknown_gpu_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"got 'RTX5080' \(did you mean RTX5090\?\): measure its rollouts_per_s"):
-        gpu_named("RTX5080")
 
 
 def test_offers_from_prices_are_marked_and_what_cannot_be_estimated_is_told() -> None:

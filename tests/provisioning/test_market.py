@@ -49,11 +49,19 @@ def test_the_cheapest_is_within_one_percent_of_the_optimum_on_the_committed_pric
 
 
 def test_ten_thousand_offers_are_answered_at_once() -> None:
-    """50 ms are promised; a test machine may be busy, so the fastest of several tries counts, with room."""
+    """50 ms are promised; a test machine may be busy: processor time, the best of several tries, with room."""
     offers = large_market(1)
     for question, number in ((cheapest, 2.31), (cheapest, 500.0), (cheapest, 60_000.0), (within_budget, 1000.0)):
         fastest = min(_seconds(question, offers, number) for _ in range(5))
         assert fastest < 0.2, (question.__name__, number, fastest)
+
+
+def test_in_a_large_market_the_cheapest_is_within_one_percent_of_the_optimum() -> None:
+    pytest.importorskip("scipy")
+    offers = large_market(2)
+    for target in (0.2, 2.31, 20.0, 500.0):
+        optimum = exact(offers, target).usd_per_h
+        assert optimum * (1 - 1e-9) <= cheapest(offers, target).usd_per_h <= optimum * 1.01
 
 
 def test_large_markets_leave_little_between_the_policies() -> None:
@@ -66,6 +74,6 @@ def test_large_markets_leave_little_between_the_policies() -> None:
 
 def _seconds(question: object, offers: list[Offer], number: float) -> float:
     assert callable(question)
-    began = time.perf_counter()
+    began = time.process_time()
     question(offers, number)
-    return time.perf_counter() - began
+    return time.process_time() - began

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import builtins
 import math
 from collections.abc import Callable
 from itertools import product
@@ -135,19 +134,6 @@ def test_offers_must_be_there_and_have_names_of_their_own() -> None:
         cheapest([offer("a", 0.5, 0.2), offer("a", 0.6, 0.2)], 0.1)
 
 
-def test_without_scipy_the_exact_policy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **more: Any) -> Any:
-        if name.startswith("scipy"):
-            raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"must have SciPy, .* run: pip install 'echo2\[exact\]'"):
-        exact([offer("a", 0.5, 0.2)], 0.1)
-
-
 def test_the_random_policy_depends_on_its_seed_and_ignores_prices() -> None:
     offers = [offer(f"o{index}", 1.0 + index, 0.1, 3) for index in range(10)]
     assert selection.random(offers, 1.0, seed=1) == selection.random(offers, 1.0, seed=1)
@@ -230,14 +216,3 @@ def test_a_budget_is_kept_and_buys_the_most_in_small_markets(offers: list[Offer]
 def test_what_a_target_costs_buys_that_target(offers: list[Offer], share: float) -> None:
     target = share * reach(offers)
     assert within_budget(offers, cheapest(offers, target).usd_per_h).mu_per_s >= target * (1 - 1e-8)
-
-
-@settings(max_examples=40)
-@given(markets, shares)
-def test_the_exact_policy_finds_the_optimum(offers: list[Offer], share: float) -> None:
-    pytest.importorskip("scipy")
-    target = share * reach(offers)
-    least = min(cost for cost, rate in every_choice(offers) if rate >= target * (1 - 1e-9))
-    chosen = exact(offers, target)
-    assert chosen.usd_per_h == pytest.approx(least, rel=1e-6)
-    assert chosen.mu_per_s >= target * (1 - 1e-8)

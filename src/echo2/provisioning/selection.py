@@ -23,14 +23,12 @@ from random import Random
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from echo2.errors import UserError
 from echo2.provisioning.capacity import Infeasible
-from echo2.provisioning.knapsack import SLACK, cover, pack
+from echo2.provisioning.integer_program import least_cover
+from echo2.provisioning.knapsack import SLACK, Floats, cover, pack
 from echo2.provisioning.offers import Offer, Terms, effective_usd_per_h
-
-Floats = npt.NDArray[np.float64]
 
 STANDARD_TERMS = Terms()
 """No traffic, long rentals: c_i is the price, as in the paper."""
@@ -91,10 +89,11 @@ def greedy(offers: Sequence[Offer], mu_target_per_s: float, terms: Terms = STAND
     market = _Market(offers, terms)
     market.check_reach(mu_target_per_s)
     units, missing = [0] * len(market.offers), 1.0
-    for index, rate in enumerate((market.rates / mu_target_per_s).tolist()):
+    rates, counts = (market.rates / mu_target_per_s).tolist(), market.counts.tolist()
+    for index, (rate, count) in enumerate(zip(rates, counts, strict=True)):
         if missing <= SLACK:
             break
-        units[index] = min(market.counts[index], math.ceil(missing / rate - SLACK))
+        units[index] = min(count, math.ceil(missing / rate - SLACK))
         missing -= units[index] * rate
     return market.selection(units)
 
@@ -113,7 +112,8 @@ def exact(
     market = _Market(offers, terms)
     market.check_reach(mu_target_per_s)
     known = market.selection(_covering(market, mu_target_per_s))
-    found = market.selection(_solve(market, mu_target_per_s, known.usd_per_h, limit_s))
+    costs, rates = market.costs / known.usd_per_h, market.rates / mu_target_per_s
+    found = market.selection(least_cover(costs, rates, market.counts, limit_s))
     enough = found.mu_per_s >= mu_target_per_s * (1 - SLACK)
     return found if enough and found.usd_per_h < known.usd_per_h * (1 - SLACK) else known
 
@@ -128,7 +128,7 @@ def random(
     market = _Market(offers, terms)
     market.check_reach(mu_target_per_s)
     by_name = sorted(range(len(market.offers)), key=lambda index: market.offers[index].name)
-    ends = list(accumulate(market.counts[index] for index in by_name))
+    ends = list(accumulate(market.offers[index].count for index in by_name))
     units, mu_per_s, draws = [0] * len(by_name), 0.0, _shuffled(ends[-1], Random(seed))
     while mu_per_s < mu_target_per_s * (1 - SLACK):
         index = by_name[bisect_right(ends, next(draws))]
@@ -151,7 +151,7 @@ def within_budget(offers: Sequence[Offer], budget_usd_per_h: float, terms: Terms
             f"{least:g} USD/h: raise it by {least - budget_usd_per_h:g} USD/h or find a cheaper offer"
         )
     costs, rates = market.costs / budget_usd_per_h, market.rates / market.rates.max()
-    return market.selection(pack(costs, rates, np.array(market.counts)))
+    return market.selection(pack(costs, rates, market.counts))
 
 
 def ranked(offers: Sequence[Offer], terms: Terms = STANDARD_TERMS) -> tuple[Offer, ...]:
@@ -170,26 +170,26 @@ class _Market:
             doubled = next(name for name in sorted(names) if names.count(name) > 1)
             raise UserError(f"offers must have different names, got {doubled!r} more than once: rename one of them")
         costs = _settled(np.array([effective_usd_per_h(offer, terms) for offer in offers]))
-        rates = _settled(np.array([offer.expected_rollouts_per_s for offer in offers]))
+        rates = _settled(np.array([offer.rollouts_per_s * offer.reliability for offer in offers]))
         by_name = np.empty(len(names), np.int64)
         by_name[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
         order = np.lexsort((by_name, -rates, _settled(costs / rates)))
         self.costs: Floats = costs[order]
         self.rates: Floats = rates[order]
         self.offers = tuple(offers[index] for index in order.tolist())
-        self.counts = [offer.count for offer in self.offers]
+        self.counts = np.array([offer.count for offer in self.offers])
         self._terms = terms
 
     def check_reach(self, mu_target_per_s: float) -> None:
         """Raises Infeasible when all machines together deliver less than the target."""
         _check_positive("the target", mu_target_per_s, "trajectories/s")
-        reach = math.fsum((self.rates * self.counts).tolist())
+        reach = float(self.rates @ self.counts)
         if reach >= mu_target_per_s * (1 - SLACK):
             return
         missing, best = mu_target_per_s - reach, self.offers[0]
         raise Infeasible(
             f"offers must deliver {mu_target_per_s:g} trajectories/s together, got {reach:g} from "
-            f"{sum(self.counts)} machines: {missing:g} trajectories/s are missing, which "
+            f"{self.counts.sum()} machines: {missing:g} trajectories/s are missing, which "
             f"{math.ceil(missing / best.expected_rollouts_per_s)} more machines like {best.name!r} would deliver; "
             "or lower the requirement with a larger staleness budget or a shorter T_bcast"
         )
@@ -216,38 +216,7 @@ def _settled(values: Floats) -> Floats:
 
 def _covering(market: _Market, mu_target_per_s: float) -> list[int]:
     costs, rates = market.costs / market.costs.max(), market.rates / mu_target_per_s
-    return cover(costs, rates, np.array(market.counts))
-
-
-def _solve(market: _Market, mu_target_per_s: float, known_usd_per_h: float, limit_s: float) -> list[int]:
-    """The integer program's units of each offer.
-
-    HiGHS allows sums to miss a bound by 1e-6 and proves optima to 1e-6, both absolute; rows and objective are scaled
-    so that neither matters.
-    """
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"the policy exact must have SciPy, and {error.name} is not installed; run: pip install 'echo2[exact]', "
-            "or choose the policy cheapest"
-        ) from error
-    scale = 1e4
-    rates = market.rates / mu_target_per_s
-    most = np.minimum(market.counts, np.ceil(1 / rates))
-    result = milp(
-        c=market.costs / known_usd_per_h * scale,
-        integrality=np.ones(len(rates)),
-        bounds=Bounds(0, most),
-        constraints=LinearConstraint(rates[np.newaxis] * scale, lb=scale * (1 - SLACK)),
-        options={"time_limit": limit_s, "mip_rel_gap": 0.0},
-    )
-    if result.status != 0:
-        raise UserError(
-            f"the policy exact must prove its answer within {limit_s:g} s, and did not for {len(rates)} offers "
-            f"({result.message.strip()}): choose the policy cheapest"
-        )
-    return [round(units) for units in result.x]
+    return cover(costs, rates, market.counts)
 
 
 def _shuffled(size: int, draw: Random) -> Iterator[int]:
