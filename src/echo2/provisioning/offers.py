@@ -39,6 +39,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "reliability": Quantity("share of the time", over=0.0, most=1.0),
 }
 
+_TRAFFIC = Quantity("GB per hour", least=0.0)
 _REQUIRED = ("name", "gpu", "count", "usd_per_h", "rollouts_per_s")
 _COLUMNS = Columns(
     _REQUIRED,
@@ -106,10 +107,10 @@ class Terms(msgspec.Struct, frozen=True):
     """How long machines are meant to be kept; a shorter time than an offer's minimum makes its hours dearer."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.received_gb_per_h < math.inf):
-            raise UserError(f"a worker must receive at least 0 GB/h, got {self.received_gb_per_h:g}")
-        if not self.rental_h > 0:
-            raise UserError(f"machines must be rented for more than 0 h, got {self.rental_h:g}")
+        if fault := _TRAFFIC.fault(self.received_gb_per_h):
+            raise UserError(f"received_gb_per_h {fault}")
+        if not self.rental_h * SECONDS_PER_H >= 1:
+            raise UserError(f"machines must be rented for at least a second, got {self.rental_h:g} h")
 
 
 def received_gb_per_h(*, bytes_per_publish: float, t_train_s: float, publish_period: int) -> float:
