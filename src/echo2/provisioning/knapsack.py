@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +92,7 @@ def _cover(costs: Floats, rates: Floats, counts: Counts) -> list[int]:
     totals = _Totals(rates, costs, counts, all_must_fit=True)
     last = min(bisect_left(totals.sums, 1 - SLACK), len(costs)) - 1
     best = _Best(counts.tolist(), max(0, last - MAX_DEPTH))
-    ending = _SingleUnit(np.argsort(rates, kind="stable")[::-1], rates, -costs)
+    ending = _SingleUnit(np.argsort(rates)[::-1], rates, -costs)
     cost, rate, count = costs.tolist(), rates.tolist(), best.counts
     branches = [(best.first, 1 - totals.sums[best.first], totals.values[best.first], count[best.first])]
     for _ in range(MAX_NODES):
@@ -121,7 +121,7 @@ def _pack(values: Floats, costs: Floats, counts: Counts) -> list[int]:
     totals = _Totals(costs, rates, counts, all_must_fit=False)
     last = min(bisect_right(totals.sums, 1 + SLACK), len(costs)) - 1
     best = _Best(counts.tolist(), max(0, last - MAX_DEPTH))
-    ending = _SingleUnit(np.argsort(costs, kind="stable"), costs, rates)
+    ending = _SingleUnit(np.argsort(costs), costs, rates)
     cost, rate, count = costs.tolist(), rates.tolist(), best.counts
 
     def affordable(at: int, budget: float) -> int:
@@ -204,12 +204,11 @@ class _Best:
 class _SingleUnit:
     """The single unit that suits best among those within a bound; its index, -1 where there is none."""
 
-    def __init__(self, order: Sequence[int] | npt.NDArray[np.int64], bounded: Floats, gains: Floats) -> None:
+    def __init__(self, order: npt.NDArray[np.intp], bounded: Floats, gains: Floats) -> None:
         """``order``: offers by ``bounded``, those first that are within every bound."""
-        order = np.asarray(order)
+        best_first = np.argsort(-gains, kind="stable")
         place = np.empty(len(order), np.int64)
-        place[np.lexsort((np.arange(len(order)), -gains))] = np.arange(len(order))
-        best_first = np.argsort(place)
+        place[best_first] = np.arange(len(order))
         best = best_first[np.minimum.accumulate(place[order])]
         self._best: list[int] = [-1, *best.tolist()]
         self._bounds: list[float] = np.sort(bounded).tolist()

@@ -11,10 +11,12 @@ such machines there are to rent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from echo2.errors import UserError
 from echo2.provisioning.capacity import SECONDS_PER_H
@@ -133,8 +135,16 @@ def effective_usd_per_h(offer: Offer, terms: Terms) -> float:
     The paper's c_i is the price alone. Traffic is billed per host on markets such as Vast and can exceed the price of
     a cheap GPU: 16.4 GB every 3,262 s at 0.02 USD/GB is 0.36 USD/h.
     """
-    price = offer.usd_per_h * max(1.0, offer.min_rental_h / terms.rental_h)
-    return price + offer.traffic_usd_per_gb * terms.received_gb_per_h
+    return float(effective_costs((offer,), terms)[0])
+
+
+def effective_costs(offers: Sequence[Offer], terms: Terms) -> npt.NDArray[np.float64]:
+    """[len(offers)] ``effective_usd_per_h`` of each."""
+    prices = np.array([offer.usd_per_h for offer in offers])
+    shortest_h = np.array([offer.min_rental_h for offer in offers])
+    traffic_prices = np.array([offer.traffic_usd_per_gb for offer in offers])
+    costs: npt.NDArray[np.float64] = prices * np.maximum(1.0, shortest_h / terms.rental_h)
+    return costs + traffic_prices * terms.received_gb_per_h
 
 
 def download_s(offer: Offer, bytes_per_publish: float) -> float | None:

@@ -28,7 +28,7 @@ from echo2.errors import UserError
 from echo2.provisioning.capacity import Infeasible
 from echo2.provisioning.integer_program import least_cover
 from echo2.provisioning.knapsack import SLACK, Floats, cover, pack
-from echo2.provisioning.offers import Offer, Terms, effective_usd_per_h
+from echo2.provisioning.offers import Offer, Terms, effective_costs
 
 STANDARD_TERMS = Terms()
 """No traffic, long rentals: c_i is the price, as in the paper."""
@@ -169,7 +169,8 @@ class _Market:
         if len(set(names)) < len(names):
             doubled = next(name for name in sorted(names) if names.count(name) > 1)
             raise UserError(f"offers must have different names, got {doubled!r} more than once: rename one of them")
-        costs = _settled(np.array([effective_usd_per_h(offer, terms) for offer in offers]))
+        own_costs = effective_costs(offers, terms)
+        costs = _settled(own_costs)
         rates = _settled(np.array([offer.rollouts_per_s * offer.reliability for offer in offers]))
         by_name = np.empty(len(names), np.int64)
         by_name[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
@@ -178,7 +179,7 @@ class _Market:
         self.rates: Floats = rates[order]
         self.offers = tuple(offers[index] for index in order.tolist())
         self.counts = np.array([offer.count for offer in self.offers])
-        self._terms = terms
+        self._own_costs: list[float] = own_costs[order].tolist()
 
     def check_reach(self, mu_target_per_s: float) -> None:
         """Raises Infeasible when all machines together deliver less than the target."""
@@ -197,8 +198,8 @@ class _Market:
     def selection(self, units: Sequence[int]) -> Selection:
         """The machines that ``units`` counts, in canonical order."""
         picks = (
-            Pick(offer, count, count * effective_usd_per_h(offer, self._terms), count * offer.expected_rollouts_per_s)
-            for offer, count in zip(self.offers, units, strict=True)
+            Pick(offer, count, count * cost, count * offer.expected_rollouts_per_s)
+            for offer, count, cost in zip(self.offers, units, self._own_costs, strict=True)
             if count
         )
         return Selection(tuple(picks))
@@ -206,7 +207,7 @@ class _Market:
 
 def _settled(values: Floats) -> Floats:
     """``values`` with those that differ by rounding only made equal, to the smallest of them."""
-    order = np.argsort(values, kind="stable")
+    order = np.argsort(values)
     rising = values[order]
     begins = np.concatenate(([True], rising[1:] > rising[:-1] * (1 + SLACK)))
     settled = np.empty_like(values)
