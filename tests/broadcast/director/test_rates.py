@@ -190,12 +190,12 @@ def test_a_transfer_that_was_held_back_says_nothing_of_the_uplink() -> None:
     for name in LINE:
         rates.saw(SEED, name, 6 * MB)
     rates.egress(30 * MB)
-    assert rates.uplink() == 30 * MB and not rates.explores, "its children got less than they can take"
+    assert rates.uplink() == 30 * MB and not rates.explores(40 * MB), "its children got less than they can take"
     for _ in range(5):
         rates.begin({(SEED, "a"): 10 * MB}, relayed=True, held=True)
         rates.saw(SEED, "a", 9.9 * MB)
         rates.egress(9.9 * MB)
-    assert rates.uplink() == 30 * MB and not rates.explores
+    assert rates.uplink() == 30 * MB and not rates.explores(40 * MB)
 
 
 def test_what_a_node_can_do_is_known_once_it_was_seen_at_work() -> None:
@@ -205,3 +205,15 @@ def test_what_a_node_can_do_is_known_once_it_was_seen_at_work() -> None:
     rates.begin({}, relayed=True)
     assert rates.knows("a", "b") and rates.knows(SEED, "b") and rates.knows(SEED, "a")
     assert not rates.knows("b", "a") and not rates.knows("a", "c")
+
+
+def test_only_what_goes_beyond_what_was_seen_explores_the_uplink() -> None:
+    rates = Rates()
+    warmed(rates, 10, 10, 10, 10)
+    rates.begin({(SEED, name): 10 * MB for name in LINE}, relayed=True)
+    for name in LINE:
+        rates.saw(SEED, name, 10 * MB)
+    rates.egress(40 * MB)
+    assert rates.uplink() == 60 * MB, "all ran at their own rates, so there may be more"
+    assert not rates.explores(40 * MB)
+    assert rates.explores(50 * MB)

@@ -197,6 +197,14 @@ def test_there_are_as_many_chains_as_the_uplink_feeds_at_the_workers_rate(
     assert ratio(plan) < 1.04
 
 
+@pytest.mark.parametrize(("uplink_mbps", "chains"), [(790, 8), (900, 8), (1000, 8), (1100, 11), (3100, 16)])
+def test_no_chain_is_added_that_makes_none_shorter(uplink_mbps: float, chains: int) -> None:
+    """32 workers in nine or ten chains stand four deep, as in eight."""
+    plan = plan_for(alike(32), uplink_mbps)
+    assert len(plan.chains) == chains
+    assert max(map(len, plan.chains)) == -(-32 // chains)
+
+
 def test_a_small_object_goes_through_one_chain_though_the_uplink_could_feed_more() -> None:
     plan = plan_for(alike(4), 10_000, size_bytes=2**19, chunk_bytes=65536)
     assert len([stream for stream in plan.streams if stream.parent == SEED]) == 1

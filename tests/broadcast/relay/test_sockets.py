@@ -12,7 +12,7 @@ import pytest
 
 from echo2.broadcast.relay import sockets
 from echo2.broadcast.relay.frames import RELAY_PROTOCOL, Greet, Source
-from echo2.broadcast.relay.sockets import NotReached, flow_of, pace
+from echo2.broadcast.relay.sockets import NotReached, flow_of, lanes_needed, pace, renew
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pacing and TCP_INFO are Linux's")
 
@@ -66,6 +66,21 @@ def test_a_closed_socket_is_an_error_that_the_caller_can_catch() -> None:
     sock.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         pace(sock, 1e6)
+
+
+@pytest.mark.skipif(lanes_needed() > 1, reason="this kernel has no BBR, or does not let us use it")
+def test_a_renewed_connection_carries_on_with_bbr(pair: tuple[socket.socket, socket.socket]) -> None:
+    sender, receiver = pair
+    for _ in range(3):
+        renew(sender)
+        assert sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"bbr"
+        carry(sender, receiver, 500_000)
+
+
+def test_a_closed_connection_is_not_renewed() -> None:
+    sock = socket.socket()
+    sock.close()
+    renew(sock)
 
 
 def dial(port: int) -> sockets.Greeted:

@@ -212,7 +212,8 @@ class Director:
             self.predicted_s, self.bound_s = plan.predicted_share_s, plan.bound_s
         rates = self._fleet.rates
         tells = facts.size_bytes >= TELLING_BYTES
-        held = tells and self._pacing.may_hold and not rates.explores
+        asked = sum(stream.rate_bytes_per_s for stream in plan.streams if stream.parent == SEED)
+        held = tells and self._pacing.may_hold and not rates.explores(asked)
         transfer.paces = paces(plan, rates.knows) if held else {}
         if tells:
             self._measure(plan, relayed=True, held=held)

@@ -84,16 +84,21 @@ class Rates:
     def uplink(self) -> float:
         """B_0. While every child of the seed ran at its own rate, the uplink was not the limit: it may suffice for half
         as many children again, or for one more."""
-        best = max((x.egress for x in self._telling()), default=0.0)
+        best = self._best_egress()
         if not best:
             return UNKNOWN_UPLINK
-        return max(GROWTH * best, best + self._usual_down()) if self.explores else best
+        return max(GROWTH * best, best + self._usual_down()) if self._was_idle() else best
 
-    @property
-    def explores(self) -> bool:
-        """Whether more is asked of the uplink than was ever seen."""
-        rounds = self._telling()
-        best = max((x.egress for x in rounds), default=0.0)
+    def explores(self, egress_bytes_per_s: float) -> bool:
+        """Whether so much from the uplink is more than was ever seen, and it may have it."""
+        return egress_bytes_per_s > MORE_THAN_OWN * self._best_egress() and self._was_idle()
+
+    def _best_egress(self) -> float:
+        return max((x.egress for x in self._telling()), default=0.0)
+
+    def _was_idle(self) -> bool:
+        """While it sent the most, its children ran at their own rates."""
+        rounds, best = self._telling(), self._best_egress()
         shares = [share for x in rounds if x.egress >= OWN_RATE * best and (share := self._shares(x))]
         held_up = any(map(_held_up, shares))
         idle = any(min(share) >= OWN_RATE and median(share) <= MORE_THAN_OWN for share in shares)

@@ -21,6 +21,9 @@ UNEVEN = 2
 def line_count(problem: Problem) -> int:
     """N = ⌊B_0/r⌋ of the paper, for unlike nodes: as many heads as the uplink feeds, each at its own rate up to r.
 
+    No more of them than make the lines shorter: nine lines of 32 nodes are as long as eight, cost the seed a copy more,
+    and ask more of an uplink that may not have it.
+
     Each line's tail may feed one node that cannot be dialled; those beyond that hang on the seed in any case, so
     there are at least as many lines as such nodes, if there are heads for them.
     """
@@ -31,8 +34,10 @@ def line_count(problem: Problem) -> int:
         if count and fed > problem.uplink_bytes_per_s * (1 + MEASURING_SLACK):
             break
         count += 1
-    extra = len(problem.unreachable)
-    return min(len(heads), extra) if extra > count else count
+    if count:
+        longest = math.ceil(len(heads) / count)
+        count = math.ceil(len(heads) / longest)
+    return max(count, min(len(heads), len(problem.unreachable)))
 
 
 def stand(problem: Problem, count: int) -> tuple[list[list[Node]], list[Node]]:

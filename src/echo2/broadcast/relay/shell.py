@@ -102,7 +102,7 @@ class RelayShell:
             now = time.monotonic()
             tally, unreachable = None, list[tuple[f.Source, int]]()
             with self._lock:
-                carried = self._wires.carried()
+                carried = self._wires.look(now)
                 self._node.tick({number: here for number, (_, here) in carried.items()}, now)
                 if self._seed is not None:
                     there = {number: there for number, (there, _) in carried.items()}

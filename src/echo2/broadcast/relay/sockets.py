@@ -28,7 +28,8 @@ MAX_GREETING_BYTES = 4096
 LANES_WITHOUT_BBR = 4
 """Connections per feed where loss would keep a single one slow."""
 
-_CONGESTION = b"bbr"
+_BBR, _ANOTHER = b"bbr", b"reno"
+"""Reno is in every kernel."""
 _SO_MAX_PACING_RATE = 47
 """Linux's number, which Python's ``socket`` does not name."""
 _FASTEST_PACE = 2**31
@@ -113,6 +114,12 @@ def pace(sock: socket.socket, bytes_per_s: float) -> None:
         sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, limit)
 
 
+def renew(sock: socket.socket) -> None:
+    """Let BBR forget what it knows of the connection. No effect where there is no BBR, or on a closed socket."""
+    if _use_bbr(sock) and _set_congestion(sock, _ANOTHER):
+        _use_bbr(sock)
+
+
 def _greet(plain: socket.socket, context: ssl.SSLContext, greet: f.Greet, deadline: float, *, server: bool) -> Greeted:
     sock: socket.socket = plain
     try:
@@ -166,8 +173,13 @@ def _tune(sock: socket.socket) -> None:
 
 
 def _use_bbr(sock: socket.socket) -> bool:
+    return _set_congestion(sock, _BBR)
+
+
+def _set_congestion(sock: socket.socket, name: bytes) -> bool:
+    """Whether this system has it and lets us."""
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONGESTION)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
     except (OSError, AttributeError):
         return False
     return True

@@ -20,7 +20,8 @@ from typing import Protocol
 
 from echo2.broadcast.parse import MAX_CHUNK_BYTES
 from echo2.broadcast.relay import frames as f
-from echo2.broadcast.relay.sockets import flow_of, pace
+from echo2.broadcast.relay.renewal import Renewal
+from echo2.broadcast.relay.sockets import flow_of, pace, renew
 from echo2.errors import Malformed
 
 RECORD_BYTES = 16 * 1024
@@ -100,10 +101,14 @@ class Wire:
         """At the other side, when nothing could be sent for half the time; -1 while something can."""
         self._woken = True
         """There may be something to send."""
+        self._is_held = False
+        self._renewal = Renewal()
 
-    def carried(self) -> tuple[int, int]:
-        """Bytes that arrived at the other side, and here."""
+    def look(self, now: float) -> tuple[int, int]:
+        """Several times per second: bytes that arrived at the other side, and here."""
         flow = flow_of(self.sock)
+        if self._renewal.is_due(self._is_held, flow.acked_bytes, now):
+            renew(self.sock)
         return flow.acked_bytes, flow.received_bytes
 
     def wake(self) -> None:
@@ -113,6 +118,7 @@ class Wire:
 
     def pace(self, bytes_per_s: float) -> None:
         """Send no faster; 0 for as fast as it goes."""
+        self._is_held = bytes_per_s > 0
         with contextlib.suppress(OSError):  # it may be closed by now
             pace(self.sock, bytes_per_s)
 
@@ -160,7 +166,7 @@ class Wire:
 
     def _hang_up_if_stalled(self, now: float) -> None:
         """On a slow line there may be room for more only after long."""
-        before, (self._arrived_bytes, _) = self._arrived_bytes, self.carried()
+        before, self._arrived_bytes = self._arrived_bytes, flow_of(self.sock).acked_bytes
         if self._arrived_bytes == before:
             self._why = self._why or f"it took nothing for {STALLED_S:g} s"
         self._sent_s = now

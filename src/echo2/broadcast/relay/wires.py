@@ -46,6 +46,6 @@ class Wires:
     def all(self) -> list[Wire]:
         return list(self._wires.values())
 
-    def carried(self) -> dict[int, tuple[int, int]]:
+    def look(self, now: float) -> dict[int, tuple[int, int]]:
         """By wire: bytes that arrived at the other side, and here."""
-        return {number: wire.carried() for number, wire in self._wires.items()}
+        return {number: wire.look(now) for number, wire in self._wires.items()}

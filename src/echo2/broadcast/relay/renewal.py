@@ -1,0 +1,40 @@
+"""When the congestion control of a held connection begins anew.
+
+Invariant: only a connection that is held and sends is renewed, first after ``FIRST_S`` and then every ``RENEW_S``.
+Pure.
+
+Unless told otherwise BBR sends next to nothing for a fifth of a second every ten seconds, to see how long packets take
+through an empty line. In a chain those gaps add up, hop by hop: all lines are equally fast, so nobody catches up. A
+connection that is held below its line's rate finds the line empty anyway. Beginning anew it knows its rate after a
+round trip, and the next gap is ten seconds away again.
+"""
+
+from __future__ import annotations
+
+FIRST_S = 2.0
+"""Of sending. What takes less is not disturbed: its rate is known from the transfers before."""
+RENEW_S = 8.0
+PAUSE_S = 0.5
+"""Longer ones end the sending: after them BBR measures for nothing."""
+
+
+class Renewal:
+    def __init__(self) -> None:
+        self._acked_bytes = 0
+        self._grew_s = float("-inf")
+        self._due_s: float | None = None
+        """None while nothing is sent, or the connection is free."""
+
+    def is_due(self, held: bool, acked_bytes: int, now: float) -> bool:
+        """Several times per second, with all bytes that arrived at the other side."""
+        grows, self._acked_bytes = acked_bytes > self._acked_bytes, acked_bytes
+        if grows:
+            self._grew_s = now
+        if not held or now - self._grew_s > PAUSE_S:
+            self._due_s = None
+        elif self._due_s is None:
+            self._due_s = now + FIRST_S
+        elif grows and now >= self._due_s:
+            self._due_s = now + RENEW_S
+            return True
+        return False
