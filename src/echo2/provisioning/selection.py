@@ -148,7 +148,8 @@ def within_budget(offers: Sequence[Offer], budget_usd_per_h: float, terms: Terms
     if budget_usd_per_h < least * (1 - SLACK):
         raise Infeasible(
             f"the budget must rent at least one machine, got {budget_usd_per_h:g} USD/h where the cheapest costs "
-            f"{least:g} USD/h: raise it by {least - budget_usd_per_h:g} USD/h or find a cheaper offer"
+            f"{least:g} USD/h",
+            f"raise it by {least - budget_usd_per_h:g} USD/h or find a cheaper offer",
         )
     costs, rates = market.costs / budget_usd_per_h, market.rates / market.rates.max()
     return market.selection(pack(costs, rates, market.counts))
@@ -190,9 +191,9 @@ class _Market:
         missing, best = mu_target_per_s - reach, self.offers[0]
         raise Infeasible(
             f"offers must deliver {mu_target_per_s:g} trajectories/s together, got {reach:g} from "
-            f"{self.counts.sum()} machines: {missing:g} trajectories/s are missing, which "
-            f"{math.ceil(missing / best.expected_rollouts_per_s)} more machines like {best.name!r} would deliver; "
-            "or lower the requirement with a larger staleness budget or a shorter T_bcast"
+            f"{self.counts.sum()} machines",
+            f"{missing:g} trajectories/s are missing, which {math.ceil(missing / best.expected_rollouts_per_s)} more "
+            f"machines like {best.name!r} would deliver",
         )
 
     def selection(self, units: Sequence[int]) -> Selection:
