@@ -148,9 +148,7 @@ Offers = Annotated[
         "this package.",
     ),
 ]  # fmt: skip
-Spot = Annotated[
-    bool, typer.Option("--spot", rich_help_panel=_MARKET, help="Take a catalog's spot prices.")
-]
+Spot = Annotated[bool, typer.Option("--spot", rich_help_panel=_MARKET, help="Take a catalog's spot prices.")]
 PolicyOption = Annotated[
     PolicyName | None,
     typer.Option("--policy", rich_help_panel=_MARKET, help="How machines are chosen; cheapest if left out."),
@@ -204,7 +202,11 @@ KvBytes = Annotated[
 PromptTokens = Annotated[
     float | None,
     typer.Option(
-        "--prompt-tokens", metavar="N", parser=_number(_TOKENS), rich_help_panel=_ESTIMATE, help="Mean; 200 if left out."
+        "--prompt-tokens",
+        metavar="N",
+        parser=_number(_TOKENS),
+        rich_help_panel=_ESTIMATE,
+        help="Mean; 200 if left out.",
     ),
 ]
 ReplyTokens = Annotated[

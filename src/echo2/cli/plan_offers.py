@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from echo2.errors import UserError
 from echo2.provisioning.estimate import ASSUMED_MACHINES, Workload, estimated_offers, rollouts_per_s
 from echo2.provisioning.gpus import market_name
-from echo2.provisioning.offers import Offer, parse_offers
 from echo2.provisioning.offers import MAX_FILE_BYTES as MAX_OFFERS_BYTES
+from echo2.provisioning.offers import Offer, parse_offers
 from echo2.provisioning.prices.quotes import PRICE_LIST, Quote, price_list
 from echo2.provisioning.prices.skypilot import MAX_FILE_BYTES, Catalog, parse_catalog, read_catalog
 from echo2.provisioning.table import read_file

@@ -139,7 +139,7 @@ def estimated_offers(
     workload: Workload | None,
     *,
     count: int = ASSUMED_MACHINES,
-    measured: Mapping[str, float] = {},  # noqa: B006  never changed
+    measured: Mapping[str, float] = {},
 ) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
     """Offers of ``count`` machines for every quote, and a sentence for each quote that has to be left out.
 
