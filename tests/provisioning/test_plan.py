@@ -46,19 +46,18 @@ def test_the_papers_own_case_under_both_rules() -> None:
         assert plan.mu_min_per_s == pytest.approx(2.0979, abs=1e-4)
         assert plan.mu_min_overlapped_per_s == pytest.approx(1.2555, abs=1e-4)
         assert (plan.step_s, plan.bubble_ratio) == (1631.2, 0.0)
-    assert (paper.mu_target_per_s, ours.mu_target_per_s) == (
-        pytest.approx(2.3077, abs=1e-4),
-        pytest.approx(1.3811, abs=1e-4),
-    )
+    assert paper.mu_target_per_s == pytest.approx(2.3077, abs=1e-4)
+    assert ours.mu_target_per_s == pytest.approx(1.3811, abs=1e-4)
     assert (paper.workers_usd_per_h, ours.workers_usd_per_h) == (pytest.approx(6.70), pytest.approx(3.57))
     # 3.57 USD/h and 5 for the learner over 1631.2 s
     assert ours.usd_per_step(5.0) == pytest.approx(8.57 * 1631.2 / 3600)
 
 
 def test_a_tenth_of_t_bcast_saves_what_the_paper_charges_for_it_and_nothing_under_overlap() -> None:
-    # (2) at 131 s: 4096 / 3131.4 = 1.3080, times 1.1: 1.4388, eight of the first for 4.08 instead of 6.70 USD/h
+    # (2) at 131 s: 4096 / 3131.4 = 1.3080, times 1.1: 1.4388, seven of the first and one of the second for 3.97 USD/h
+    # instead of 6.70
     asked = ask(rule="paper")
-    assert answer(asked.with_t_bcast(131.0), MARKET, Rent()).workers_usd_per_h == pytest.approx(4.08)
+    assert answer(asked.with_t_bcast(131.0), MARKET, Rent()).workers_usd_per_h == pytest.approx(3.97)
     assert answer(ask().with_t_bcast(131.0), MARKET, Rent()).workers_usd_per_h == pytest.approx(3.57)
 
 
@@ -119,7 +118,7 @@ def test_a_budget_buys_the_shortest_step_and_no_more_than_saturation() -> None:
     assert (short.step_s, short.bubble_ratio) == (pytest.approx(2560.0), pytest.approx(1 - 1631.2 / 2560))
     assert not short.is_enough
     assert answer(ask(), MARKET, Afford(100.0)) == answer(ask(), MARKET, Rent())
-    with pytest.raises(Infeasible, match="raise it by 0.1 USD/h"):
+    with pytest.raises(Infeasible, match=r"raise it by 0\.1 USD/h"):
         answer(ask(), MARKET, Afford(0.3))
 
 

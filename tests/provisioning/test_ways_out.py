@@ -65,8 +65,8 @@ def test_a_pool_of_a_known_rate_is_told_what_it_must_deliver() -> None:
     """Field report F04 (c)."""
     asked = ask(100.0, rule="paper")
     assert told(asked, Market(), Use(2.55)) == (
-        "the pool must deliver 2.56 trajectories/s, got 2.55, with which the learner waits 0.0% of the time; set S to 4 "
-        "and kappa to 3, or bring T_bcast down to 99.6 s, or have workers for 2.56 trajectories/s"
+        "the pool must deliver 2.56 trajectories/s, got 2.55; set S to 4, or bring "
+        "T_bcast down to 99.6 s, or have workers for 2.56 trajectories/s"
     )
 
 

@@ -115,8 +115,9 @@ WorkerMbPerS = Annotated[
 Staleness = Annotated[
     int | None,
     typer.Option(
-        "--staleness", metavar="S", parser=_whole(Quantity("steps", least=0, most=LARGEST_STALENESS_BUDGET, whole=True)),
-        rich_help_panel=_STALENESS, help="Staleness budget: steps that a trajectory may lag.",
+        "--staleness", metavar="S", rich_help_panel=_STALENESS,
+        parser=_whole(Quantity("steps", least=0, most=LARGEST_STALENESS_BUDGET, whole=True)),
+        help="Staleness budget: steps that a trajectory may lag.",
     ),
 ]  # fmt: skip
 PublishPeriod = Annotated[

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echo2.errors import UserError
-from echo2.provisioning.estimate import ASSUMED_MACHINES, Workload, estimated_offers, rollouts_per_s
+from echo2.provisioning.estimate import ASSUMED_MACHINES, DEFAULT_EFFICIENCY, Workload, estimated_offers, rollouts_per_s
 from echo2.provisioning.gpus import market_name
 from echo2.provisioning.offers import MAX_FILE_BYTES as MAX_OFFERS_BYTES
 from echo2.provisioning.offers import Offer, parse_offers
@@ -170,5 +170,5 @@ def _workload(flags: Flags, source: Source) -> Workload | None:
         prompt_tokens=flags.prompt_tokens or DEFAULT_PROMPT_TOKENS,
         reply_tokens=reply_tokens,
         group_size=flags.group_size or (config.rollout.group_size if config else 1),
-        **({} if flags.efficiency is None else {"efficiency": flags.efficiency}),
+        efficiency=flags.efficiency or DEFAULT_EFFICIENCY,
     )

@@ -32,6 +32,7 @@ from echo2.provisioning.prices.quotes import Quote
 
 USABLE_MEMORY = 0.9
 """Share of a GPU's memory for weights, keys and values; the rest goes to activations and the allocator."""
+DEFAULT_EFFICIENCY = 0.5
 ASSUMED_MACHINES = 16
 """Of each kind that a price list has."""
 _GIGA, _TERA = 1e9, 1e12
@@ -57,7 +58,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """b: 2 for bf16. Fewer bytes save bandwidth only; products are counted as bf16."""
     max_sequences: int = 256
     """The engine's own limit on sequences at once."""
-    efficiency: float = 0.5
+    efficiency: float = DEFAULT_EFFICIENCY
     """Share of the peaks that is reached end to end."""
 
     def __post_init__(self) -> None:

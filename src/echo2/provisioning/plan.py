@@ -4,9 +4,9 @@ Invariant: pure; an answer keeps 2 ≤ kappa ≤ S − 1 and never rents what is
 ``Infeasible`` error holds the relation that fails (``provisioning.ways_out`` says what to change).
 
 Three questions can be asked of a market: what keeps the learner saturated (``Rent``), the shortest step for a budget
-(``Afford``), and what a given pool does (``Use``). kappa may be given, left at S − 1, or ``auto``: every kappa that lets
-a publish arrive before the next one begins (T_bcast ≤ kappa·T_train) is tried, and the best answer wins, ties by the
-smaller kappa, whose trajectories are fresher.
+(``Afford``), and what a given pool does (``Use``). kappa may be given, left at S − 1, or ``auto``: every kappa that
+lets a publish arrive before the next one begins (T_bcast ≤ kappa·T_train) is tried, and the best answer wins, ties by
+the smaller kappa, whose trajectories are fresher.
 """
 
 from __future__ import annotations
@@ -284,10 +284,9 @@ def _check_enough(plan: Plan) -> None:
     if plan.is_enough:
         return
     required = plan.demand.required_per_s(plan.cadence)  # raises where no pool is enough
+    waits = f", with which the learner waits {plan.bubble_ratio:.1%} of the time" if plan.bubble_ratio > 0 else ""
     raise Infeasible(
-        f"the pool must deliver {required:.6g} trajectories/s, got {plan.mu_selected_per_s:.6g}, with which the "
-        f"learner waits {plan.bubble_ratio:.1%} of the time",
-        "add workers",
+        f"the pool must deliver {required:.6g} trajectories/s, got {plan.mu_selected_per_s:.6g}{waits}", "add workers"
     )
 
 
