@@ -212,3 +212,9 @@ def test_a_plan_from_ten_thousand_offers_is_made_at_once() -> None:
         answer(ask(budget=11, period="auto"), market, Rent())
         fastest = min(fastest, time.process_time() - began)
     assert fastest < 0.4, fastest
+
+
+def test_too_few_machines_are_the_reason_where_a_kappa_would_do() -> None:
+    # kappa = 5 has no answer at all, kappa = 2 only too few machines
+    with pytest.raises(Infeasible, match=r"offers must deliver 9\.9 trajectories/s together, got 5"):
+        answer(ask(times(15.0, 6.0), budget=6, period="auto"), pool(5), Rent())

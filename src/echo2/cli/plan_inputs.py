@@ -106,6 +106,8 @@ def gather(flags: Flags, source: Source) -> Inputs:
         question = _without_learner(question, learner)
     offers, notes = ((), ()) if isinstance(question, Use) and question.mu_per_s else read_market(flags, source)
     market = Market(offers=offers, bytes_per_publish=bytes_per_publish or 0.0, **_rental(flags))
+    if not bytes_per_publish and any(offer.traffic_usd_per_gb for offer in offers):
+        notes = (*notes, "traffic is left out of the cost: give --snapshot-gb, what a publish sends to each worker")
     if "t_gen_s" not in origins:
         notes = (*notes, "T_gen is not known and taken as 0: give --t-gen for bubbles that include it")
     return Inputs(

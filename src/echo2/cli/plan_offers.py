@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from echo2.errors import UserError
 from echo2.provisioning.estimate import ASSUMED_MACHINES, DEFAULT_EFFICIENCY, Workload, estimated_offers, rollouts_per_s
 from echo2.provisioning.gpus import market_name
-from echo2.provisioning.offers import MAX_FILE_BYTES as MAX_OFFERS_BYTES
-from echo2.provisioning.offers import Offer, parse_offers
+from echo2.provisioning.offers import Offer, read_offers
 from echo2.provisioning.prices.quotes import PRICE_LIST, Quote, price_list
 from echo2.provisioning.prices.skypilot import MAX_FILE_BYTES, Catalog, parse_catalog, read_catalog
 from echo2.provisioning.table import read_file
@@ -67,8 +66,7 @@ def _of_list(
             raise UserError(f"{gpu!r} has no throughput: fill in rollouts_per_s, or give --measured {gpu}=PER_S")
         return rollouts_per_s(workload, gpu)
 
-    data = read_file(path, "a list of offers", MAX_OFFERS_BYTES)
-    offers = parse_offers(data, path.name, estimate=rate if workload or rates else None)
+    offers = read_offers(path, estimate=rate if workload or rates else None)
     return tuple(_as_measured(offer) if market_name(offer.gpu) in rates else offer for offer in offers), ()
 
 
@@ -123,11 +121,13 @@ def _catalog(path: Path, *, spot: bool) -> Catalog | None:
     """None when ``path`` is no catalog."""
     if path.is_dir():
         return read_catalog(path, spot=spot)
+    if not path.is_file():
+        return None  # a pipe can be read once only, or it is not there, which is told when it is read as a list
     try:
         with path.open("rb") as file:
             marked = MARK_OF_A_CATALOG in file.readline(4096)
     except OSError:
-        return None  # told when it is read as a list
+        return None  # the same
     if not marked:
         return None
     return parse_catalog(read_file(path, "a SkyPilot catalog", MAX_FILE_BYTES), path.resolve().parent.name, spot=spot)

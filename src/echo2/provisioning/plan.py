@@ -211,19 +211,21 @@ def survey(ask: Ask, market: Market, question: Use) -> list[Plan]:
 def _best(ask: Ask, solve: Callable[[Cadence], Plan], value: Callable[[Plan], float]) -> Plan:
     """The plan of least value, the smaller kappa among equal ones."""
     best: Plan | None = None
-    refused: list[Infeasible] = []
+    refused: list[tuple[Cadence, Infeasible]] = []
     for cadence in ask.cadences():
         try:
             if ask.publish_period == "auto":
                 check_arrives(ask.demand.times, cadence)
             plan = solve(cadence)
         except Infeasible as error:
-            refused.append(error)
+            refused.append((cadence, error))
             continue
         if best is None or value(plan) < value(best) * (1 - RELATIVE_TOLERANCE):
             best = plan
     if best is None:
-        raise refused[-1]
+        # where a pool could do, too few machines are the reason; else the last kappa's relation stands for all
+        answerable = [error for cadence, error in refused if _required(ask.demand, cadence) is not None]
+        raise answerable[0] if answerable else refused[-1][1]
     return best
 
 
@@ -288,6 +290,10 @@ def _check_enough(plan: Plan) -> None:
     raise Infeasible(
         f"the pool must deliver {required:.6g} trajectories/s, got {plan.mu_selected_per_s:.6g}{waits}", "add workers"
     )
+
+
+def _required(demand: Demand, cadence: Cadence) -> float | None:
+    return _known(lambda: demand.required_per_s(cadence))
 
 
 def _known(rate: Callable[[], float]) -> float | None:
