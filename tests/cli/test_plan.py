@@ -391,3 +391,11 @@ def test_a_market_of_thousands_is_shown_in_a_few_lines(echo2: Echo2, tmp_path: P
     done = echo2("plan", *PAPER, "--offers", path)
     assert "in 671 more offers" in done.out
     assert len(done.out.splitlines()) < 45
+
+
+def test_long_names_are_folded_and_figures_are_not(echo2: Echo2, tmp_path: Path) -> None:
+    path = tmp_path / "offers.csv"
+    path.write_text(f"{HEADER}\nvast/16x-{'long-' * 20}name,RTX5090,900,1234.567,0.2\n")
+    lines = echo2("plan", *PAPER, "--offers", path).out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("1234.567" in line and "8641.97" in line for line in lines)

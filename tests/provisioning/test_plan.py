@@ -13,7 +13,8 @@ from echo2.errors import UserError
 from echo2.provisioning.capacity import Infeasible
 from echo2.provisioning.demand import Cadence, Demand, Times, step_period_s
 from echo2.provisioning.offers import Offer
-from echo2.provisioning.plan import Afford, Ask, Market, Rent, Use, answer, survey
+from echo2.provisioning.plan import answer, survey
+from echo2.provisioning.question import Afford, Ask, Market, Rent, Use
 
 PAPER = Times(t_train_s=1631.2, t_bcast_s=1310.0, rollouts_per_step=2048)
 OFFERS = (

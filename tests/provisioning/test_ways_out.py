@@ -10,7 +10,8 @@ from echo2.errors import UserError
 from echo2.provisioning.capacity import Infeasible
 from echo2.provisioning.demand import Demand, Times
 from echo2.provisioning.offers import Offer
-from echo2.provisioning.plan import Afford, Ask, Market, Question, Rent, Use, answer
+from echo2.provisioning.plan import answer
+from echo2.provisioning.question import Afford, Ask, Market, Question, Rent, Use
 from echo2.provisioning.ways_out import Way, applied, sentence, ways_out
 
 

@@ -72,7 +72,8 @@ def _answer(inputs: Inputs, as_json: bool) -> None:
     from echo2.cli import plan_json, plan_view
     from echo2.errors import UserError
     from echo2.provisioning.capacity import Infeasible
-    from echo2.provisioning.plan import Use, answer, survey
+    from echo2.provisioning.plan import answer, survey
+    from echo2.provisioning.question import Use
     from echo2.provisioning.ways_out import sentence, ways_out
 
     ask, market, question = inputs.ask, inputs.market, inputs.question
@@ -86,7 +87,7 @@ def _answer(inputs: Inputs, as_json: bool) -> None:
         if as_json:
             print_json(plan_json.refusal(inputs, found, told, ways))
         elif found:
-            Console().print(plan_view.surveyed(found))
+            Console(highlight=False).print(plan_view.surveyed(found))
         raise UserError(told) from error
     faster = _faster(inputs)
     if as_json:

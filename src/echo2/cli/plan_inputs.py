@@ -6,8 +6,8 @@ missing is told in one sentence, with the flags that would give it.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -17,7 +17,7 @@ from echo2.errors import UserError
 from echo2.provisioning.demand import Demand, Rule, Times
 from echo2.provisioning.measured import Measured, measured
 from echo2.provisioning.offers import BYTES_PER_GB
-from echo2.provisioning.plan import Afford, Ask, Kappa, Market, Policy, Question, Rent, Use
+from echo2.provisioning.question import Afford, Ask, Kappa, Market, Policy, Question, Rent, Use
 
 BYTES_PER_GIB = 2**30
 BITS_PER_MBIT = 1e6
@@ -105,18 +105,12 @@ def gather(flags: Flags, source: Source) -> Inputs:
     if isinstance(question, Afford):
         question = _without_learner(question, learner)
     offers, notes = ((), ()) if isinstance(question, Use) and question.mu_per_s else read_market(flags, source)
-    market = Market(offers=offers, bytes_per_publish=bytes_per_publish or 0.0, **_rental(flags))
+    market = Market(offers=offers, bytes_per_publish=bytes_per_publish or 0.0, rental_h=flags.rental_h or math.inf)
     if not bytes_per_publish and any(offer.traffic_usd_per_gb for offer in offers):
         notes = (*notes, "traffic is left out of the cost: give --snapshot-gb, what a publish sends to each worker")
     if "t_gen_s" not in origins:
         notes = (*notes, "T_gen is not known and taken as 0: give --t-gen for bubbles that include it")
-    return Inputs(
-        ask=ask, market=market, question=question, learner_usd_per_h=learner, origins=origins, notes=notes
-    )  # fmt: skip
-
-
-def _rental(flags: Flags) -> dict[str, Any]:
-    return {} if flags.rental_h is None else {"rental_h": flags.rental_h}
+    return Inputs(ask=ask, market=market, question=question, learner_usd_per_h=learner, origins=origins, notes=notes)
 
 
 def _check_flags(flags: Flags) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from echo2.provisioning.demand import overlap_holds, staleness_bounds
-from echo2.provisioning.plan import Afford, Rent, Use
+from echo2.provisioning.question import Afford, Rent, Use
 
 if TYPE_CHECKING:
     from echo2.cli.plan_inputs import Inputs

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from echo2.provisioning.demand import overlap_holds, staleness_bounds
 from echo2.provisioning.offers import download_s
-from echo2.provisioning.plan import Afford, Rent, Use
+from echo2.provisioning.question import Afford, Rent, Use
 from echo2.report.progress import rate, usd
 
 if TYPE_CHECKING:
@@ -128,6 +128,8 @@ def _picks(plan: Plan) -> Table:
     table = Table("machines", "offer", "GPU", "USD/h each", "USD/h", "per s", "", box=None, pad_edge=False)
     for index in (0, 3, 4, 5):
         table.columns[index].justify = "right"
+    for index in (0, 2, 3, 4, 5, 6):
+        table.columns[index].no_wrap = True
     table.columns[1].overflow = "fold"
     for pick in plan.picks[:SHOWN_PICKS]:
         offer = pick.offer

@@ -10,7 +10,7 @@ worth knowing; one of them, times gamma, is the target.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,6 @@ from echo2.provisioning import capacity
 from echo2.provisioning.capacity import RELATIVE_TOLERANCE, Infeasible
 
 Rule = Literal["paper", "overlapped"]
-RULES: tuple[Rule, ...] = get_args(Rule)
 SMALLEST_STALENESS_BUDGET = 3
 """2 ≤ kappa ≤ S − 1 has no solution below it."""
 SMALLEST_PUBLISH_PERIOD = 2

@@ -30,7 +30,8 @@ from echo2.provisioning.demand import (
     Times,
     check_arrives,
 )
-from echo2.provisioning.plan import LARGEST_SURVEYED_BUDGET, Afford, Ask, Market, Question, Rent, Use, answer
+from echo2.provisioning.plan import answer
+from echo2.provisioning.question import LARGEST_SURVEYED_BUDGET, Afford, Ask, Market, Question, Rent, Use
 from echo2.provisioning.selection import ranked
 
 DIGITS = 3
