@@ -19,8 +19,10 @@ from echo2.provisioning.capacity import (
     mu_min_overlapped,
     overlap_holds,
     pool_rate,
+    predicted_bubble_ratio,
     staleness_bound,
     staleness_bound_tight,
+    step_period_s,
 )
 
 T_TRAIN_S = 1631.2
@@ -111,3 +113,40 @@ def test_the_cost_metric_is_price_times_gpu_hours() -> None:
 def test_the_bubble_ratio_is_the_idle_share_of_the_learner() -> None:
     assert bubble_ratio(idle_s=25.0, training_s=75.0) == 0.25
     assert bubble_ratio(idle_s=0.0, training_s=0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("t_bcast_s", "t_gen_s", "staleness_budget", "publish_period", "mu_pool_per_s", "expected_s"),
+    [
+        # R = 90, T_train = 10 s. Nine a second fill a step in 10 s. S = 6, kappa = 5: a publish is in use 8 + 3 s
+        # after it, its first batch whole after 21 s, and two steps of old trajectories last 20 s: 1 s lost in 5 steps
+        (8.0, 3.0, 6, 5, 9.0, 10.2),
+        (8.0, 3.0, 6, 5, 10.0, 10.0),  # what (2') asks for
+        (8.0, 3.0, 6, 2, 9.0, 10.0),  # at kappa = 2 four steps of old trajectories cover it
+        (8.0, 0.0, 3, 2, 6.0, 15.0),  # too few workers: 90/6 s a step, whatever the publishes do
+        # S = 3, kappa = 2: 15 + 7.5 s against two steps, 2.5 s too long; the wait is paid once in two publishes,
+        # because it also moves the next one back: 2.5/4 a step
+        (15.0, 0.0, 3, 2, 12.0, 10.625),
+        # one generation after the other: S = 0, kappa = 1 adds everything up, 10 + 8 + 3 + 10
+        (8.0, 3.0, 0, 1, 9.0, 31.0),
+    ],
+)
+def test_the_inverse_of_equation_2_prime_predicts_the_step(
+    t_bcast_s: float,
+    t_gen_s: float,
+    staleness_budget: int,
+    publish_period: int,
+    mu_pool_per_s: float,
+    expected_s: float,
+) -> None:
+    predicted = step_period_s(
+        t_train_s=10.0,
+        t_bcast_s=t_bcast_s,
+        t_gen_s=t_gen_s,
+        staleness_budget=staleness_budget,
+        publish_period=publish_period,
+        rollouts_per_step=90,
+        mu_pool_per_s=mu_pool_per_s,
+    )
+    assert predicted == pytest.approx(expected_s)
+    assert predicted_bubble_ratio(t_train_s=10.0, period_s=predicted) == pytest.approx(1 - 10.0 / expected_s, abs=1e-9)

@@ -25,7 +25,11 @@ SECONDS_PER_H = 3600.0
 
 
 class Infeasible(UserError):
-    """No pool, however large, satisfies the inequality; the message gives it with numbers and the nearest way out."""
+    """A relation that cannot hold as things are: ``broken`` is it with its numbers, ``advice`` the nearest way out."""
+
+    def __init__(self, broken: str, advice: str) -> None:
+        self.broken = broken
+        super().__init__(f"{broken}: {advice}")
 
 
 def overlap_holds(
@@ -55,8 +59,9 @@ def mu_min(*, t_train_s: float, t_bcast_s: float, publish_period: int, rollouts_
         nearest = math.floor(t_bcast_s / t_train_s * (1 + RELATIVE_TOLERANCE)) + 1
         raise Infeasible(
             f"kappa * T_train must exceed T_bcast, got {publish_period} * {t_train_s:g} s = "
-            f"{publish_period * t_train_s:g} s against {t_bcast_s:g} s: publish every {nearest} steps or more "
-            f"(staleness budget {nearest + 1} or more), or bring T_bcast below {publish_period * t_train_s:g} s"
+            f"{publish_period * t_train_s:g} s against {t_bcast_s:g} s",
+            f"publish every {nearest} steps or more (staleness budget {nearest + 1} or more), or bring T_bcast below "
+            f"{publish_period * t_train_s:g} s",
         )
     return publish_period * rollouts_per_step / generating_s
 
@@ -79,8 +84,7 @@ def mu_min_overlapped(
     Raises Infeasible unless (S − kappa + 1)·T_train > T_bcast + T_gen.
     """
     _check_timing(t_train_s, t_bcast_s, publish_period, rollouts_per_step)
-    _require(t_gen_s >= 0 and math.isfinite(t_gen_s), f"T_gen must be at least 0 s, got {t_gen_s:g}")
-    _require(staleness_budget >= 0, f"the staleness budget must be at least 0, got {staleness_budget}")
+    _check_staleness(t_gen_s, staleness_budget)
     periods = staleness_budget - publish_period + 1
     late_s = t_bcast_s + t_gen_s
     fresh_s = periods * t_train_s - late_s
@@ -88,10 +92,59 @@ def mu_min_overlapped(
         nearest = math.floor(late_s / t_train_s * (1 + RELATIVE_TOLERANCE)) + publish_period
         raise Infeasible(
             f"(S - kappa + 1) * T_train must exceed T_bcast + T_gen, got ({staleness_budget} - {publish_period} + 1) * "
-            f"{t_train_s:g} s = {periods * t_train_s:g} s against {t_bcast_s:g} s + {t_gen_s:g} s = {late_s:g} s: "
-            f"raise the staleness budget to {nearest} or more, publish more often, or shorten T_bcast or T_gen"
+            f"{t_train_s:g} s = {periods * t_train_s:g} s against {t_bcast_s:g} s + {t_gen_s:g} s = {late_s:g} s",
+            f"raise the staleness budget to {nearest} or more, publish more often, or shorten T_bcast or T_gen",
         )
     return rollouts_per_step / min(t_train_s, fresh_s)
+
+
+def step_period_s(
+    *,
+    t_train_s: float,
+    t_bcast_s: float,
+    t_gen_s: float,
+    staleness_budget: int,
+    publish_period: int,
+    rollouts_per_step: int,
+    mu_pool_per_s: float,
+) -> float:
+    """The inverse of (2′), ours: the mean time from step to step that a pool of rate mu allows, T_train at best.
+
+    With r = R/mu, q = max(T_train, r) and k = ⌈(S − kappa + 2)/kappa⌉,
+
+        period = q + max(0, T_train + T_bcast + T_gen + r − (S − kappa + 2)·q) / (k·kappa)
+
+    Steps begin at least T_train apart. From step (m − 1)·kappa + S + 1 on, nothing older than the m-th publish is
+    admissible. It happens as step m·kappa − 1 ends, its first trajectories are delivered T_bcast + T_gen later and R of
+    them every r seconds, so the a-th of those steps begins at least T_train + T_bcast + T_gen + a·r after step
+    m·kappa − 1 began, which is S − kappa + 1 + a steps earlier. No other constraint exists for a buffer that hands out
+    the oldest admissible first, and the period is the largest mean over a cycle of these two (a max-plus system): the
+    wait for fresh trajectories is paid once in k publishes. It equals T_train exactly where mu satisfies (2′).
+
+    Assumes that a publish has arrived before the next one begins (T_bcast ≤ kappa·period).
+    Raises Infeasible when nothing generates or kappa > S + 1, at which the learner would wait for ever.
+    """
+    _check_timing(t_train_s, t_bcast_s, publish_period, rollouts_per_step)
+    _check_staleness(t_gen_s, staleness_budget)
+    _check_pool(mu_pool_per_s)
+    slots = staleness_budget - publish_period + 2
+    if slots < 1:
+        raise Infeasible(
+            f"kappa must be at most S + 1, got kappa = {publish_period} with S = {staleness_budget}",
+            f"publish every {staleness_budget + 1} steps or more often",
+        )
+    batch_s = rollouts_per_step / mu_pool_per_s
+    busy_s = max(t_train_s, batch_s)
+    late_s = t_train_s + t_bcast_s + t_gen_s + batch_s - slots * busy_s
+    if late_s <= slots * busy_s * RELATIVE_TOLERANCE:
+        return busy_s
+    return busy_s + late_s / (math.ceil(slots / publish_period) * publish_period)
+
+
+def predicted_bubble_ratio(*, t_train_s: float, period_s: float) -> float:
+    """Share of the time in which the learner waits when steps of T_train begin every ``period_s`` seconds."""
+    idle_s = period_s - t_train_s
+    return bubble_ratio(idle_s=idle_s if idle_s > period_s * RELATIVE_TOLERANCE else 0.0, training_s=t_train_s)
 
 
 def pool_rate(rates_per_s: Mapping[str, float], available: Iterable[str]) -> float:
@@ -111,8 +164,7 @@ def first_usable_step(*, t_train_s: float, t_bcast_s: float, rollouts_per_step: 
     Raises Infeasible when nothing generates.
     """
     _check_timing(t_train_s, t_bcast_s, 1, rollouts_per_step)
-    if mu_pool_per_s <= 0:
-        raise Infeasible(f"the pool must deliver more than 0 trajectories/s, got {mu_pool_per_s:g}: add a worker")
+    _check_pool(mu_pool_per_s)
     return _ceil((t_bcast_s + rollouts_per_step / mu_pool_per_s) / t_train_s)
 
 
@@ -157,6 +209,16 @@ def _check_timing(t_train_s: float, t_bcast_s: float, publish_period: int, rollo
     _require(t_bcast_s >= 0 and math.isfinite(t_bcast_s), f"T_bcast must be at least 0 s, got {t_bcast_s:g}")
     _require(publish_period >= 1, f"the publish period must be at least 1 step, got {publish_period}")
     _require(rollouts_per_step >= 1, f"a step must consume at least 1 trajectory, got {rollouts_per_step}")
+
+
+def _check_staleness(t_gen_s: float, staleness_budget: int) -> None:
+    _require(t_gen_s >= 0 and math.isfinite(t_gen_s), f"T_gen must be at least 0 s, got {t_gen_s:g}")
+    _require(staleness_budget >= 0, f"the staleness budget must be at least 0, got {staleness_budget}")
+
+
+def _check_pool(mu_pool_per_s: float) -> None:
+    if not mu_pool_per_s > 0:
+        raise Infeasible(f"the pool must deliver more than 0 trajectories/s, got {mu_pool_per_s:g}", "add a worker")
 
 
 def _require(condition: bool, sentence: str) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from echo2.errors import UserError
 
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+UNKNOWN_ADVICE = "; leave the whole row out if it is not known"
 _SHOWN = 40
 """Characters of a cell that a sentence repeats."""
 _CURRENCY = re.compile(r"[$€£¥₹]|\b(?:usd|eur|gbp|cny|rmb|jpy|chf|cad|aud|inr)\b", re.IGNORECASE)
@@ -80,7 +81,7 @@ def _advice(text: str, unit: str) -> str:
     if not text:
         return "nothing"
     if text.lower().lstrip("+-") in ("nan", "inf", "infinity", "null", "none", "n/a", "na", "-"):
-        return f"{shown}; leave the whole row out if it is not known"
+        return f"{shown}{UNKNOWN_ADVICE}"
     if _CURRENCY.search(text):
         return f"{shown}; convert it to USD and write the number alone, without a currency"
     if rate := _RATE.fullmatch(text):

@@ -21,7 +21,7 @@ A model that does not fit one GPU is spread over as few as hold it; a machine ru
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -32,6 +32,9 @@ from echo2.provisioning.prices.quotes import Quote
 
 USABLE_MEMORY = 0.9
 """Share of a GPU's memory for weights, keys and values; the rest goes to activations and the allocator."""
+DEFAULT_EFFICIENCY = 0.5
+ASSUMED_MACHINES = 16
+"""Of each kind that a price list has."""
 _GIGA, _TERA = 1e9, 1e12
 
 
@@ -55,7 +58,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """b: 2 for bf16. Fewer bytes save bandwidth only; products are counted as bf16."""
     max_sequences: int = 256
     """The engine's own limit on sequences at once."""
-    efficiency: float = 0.5
+    efficiency: float = DEFAULT_EFFICIENCY
     """Share of the peaks that is reached end to end."""
 
     def __post_init__(self) -> None:
@@ -133,17 +136,24 @@ def rollouts_per_s(workload: Workload, gpu: str, gpus: int = 1) -> float:
 
 
 def estimated_offers(
-    quotes: Iterable[Quote], workload: Workload, *, count: int = 16
+    quotes: Iterable[Quote],
+    workload: Workload | None,
+    *,
+    count: int = ASSUMED_MACHINES,
+    measured: Mapping[str, float] = {},
 ) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
     """Offers of ``count`` machines for every quote, and a sentence for each quote that has to be left out.
 
-    How many machines a market holds is in no price list: ``count`` is an assumption.
+    How many machines a market holds is in no price list: ``count`` is an assumption. ``measured`` has the trajectories
+    per second of one GPU by our name for it, and replaces the estimate: a machine of several GPUs is taken to be as
+    many workers. Without a workload nothing is estimated.
     """
     offers: list[Offer] = []
     left_out: list[str] = []
     for quote in quotes:
+        known = measured.get(quote.gpu)
         try:
-            rate = rollouts_per_s(workload, quote.gpu, quote.gpus)
+            rate = quote.gpus * known if known is not None else _estimated(workload, quote)
         except UserError as error:
             left_out.append(f"{quote.name}: {error}")
             continue
@@ -154,10 +164,16 @@ def estimated_offers(
                 count=count,
                 usd_per_h=quote.usd_per_h,
                 rollouts_per_s=rate,
-                estimated=True,
+                estimated=known is None,
             )
         )
     return tuple(offers), tuple(left_out)
+
+
+def _estimated(workload: Workload | None, quote: Quote) -> float:
+    if workload is None:
+        raise UserError(f"the throughput of {quote.gpu} must be measured or estimated, and neither was asked for")
+    return rollouts_per_s(workload, quote.gpu, quote.gpus)
 
 
 def _room(workload: Workload, gpu: Gpu, spread: int) -> int:

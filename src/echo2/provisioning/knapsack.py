@@ -84,7 +84,7 @@ def _by_rounds(search: Search, values: Floats, bounded: Floats, counts: Counts) 
         if values @ found >= known - SLACK * abs(known):
             break
         units = found
-    return [int(number) for number in units]
+    return [int(number) for number in units.tolist()]
 
 
 def _cover(costs: Floats, rates: Floats, counts: Counts) -> list[int]:

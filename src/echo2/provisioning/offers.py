@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -140,11 +141,13 @@ def effective_usd_per_h(offer: Offer, terms: Terms) -> float:
 
 def effective_costs(offers: Sequence[Offer], terms: Terms) -> npt.NDArray[np.float64]:
     """[len(offers)] ``effective_usd_per_h`` of each."""
-    prices = np.array([offer.usd_per_h for offer in offers])
-    shortest_h = np.array([offer.min_rental_h for offer in offers])
-    traffic_prices = np.array([offer.traffic_usd_per_gb for offer in offers])
-    costs: npt.NDArray[np.float64] = prices * np.maximum(1.0, shortest_h / terms.rental_h)
-    return costs + traffic_prices * terms.received_gb_per_h
+    longer = np.maximum(1.0, column(offers, "min_rental_h") / terms.rental_h)
+    return column(offers, "usd_per_h") * longer + column(offers, "traffic_usd_per_gb") * terms.received_gb_per_h
+
+
+def column(offers: Sequence[Offer], field: str) -> npt.NDArray[np.float64]:
+    """[len(offers)] one numeric field of each."""
+    return np.fromiter(map(attrgetter(field), offers), np.float64, len(offers))
 
 
 def download_s(offer: Offer, bytes_per_publish: float) -> float | None:

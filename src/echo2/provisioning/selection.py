@@ -28,7 +28,7 @@ from echo2.errors import UserError
 from echo2.provisioning.capacity import Infeasible
 from echo2.provisioning.integer_program import least_cover
 from echo2.provisioning.knapsack import SLACK, Floats, cover, pack
-from echo2.provisioning.offers import Offer, Terms, effective_costs
+from echo2.provisioning.offers import Offer, Terms, column, effective_costs
 
 STANDARD_TERMS = Terms()
 """No traffic, long rentals: c_i is the price, as in the paper."""
@@ -148,7 +148,8 @@ def within_budget(offers: Sequence[Offer], budget_usd_per_h: float, terms: Terms
     if budget_usd_per_h < least * (1 - SLACK):
         raise Infeasible(
             f"the budget must rent at least one machine, got {budget_usd_per_h:g} USD/h where the cheapest costs "
-            f"{least:g} USD/h: raise it by {least - budget_usd_per_h:g} USD/h or find a cheaper offer"
+            f"{least:g} USD/h",
+            f"raise it by {least - budget_usd_per_h:g} USD/h or find a cheaper offer",
         )
     costs, rates = market.costs / budget_usd_per_h, market.rates / market.rates.max()
     return market.selection(pack(costs, rates, market.counts))
@@ -171,15 +172,15 @@ class _Market:
             raise UserError(f"offers must have different names, got {doubled!r} more than once: rename one of them")
         own_costs = effective_costs(offers, terms)
         costs = _settled(own_costs)
-        rates = _settled(np.array([offer.rollouts_per_s * offer.reliability for offer in offers]))
+        rates = _settled(column(offers, "rollouts_per_s") * column(offers, "reliability"))
         by_name = np.empty(len(names), np.int64)
         by_name[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
         order = np.lexsort((by_name, -rates, _settled(costs / rates)))
         self.costs: Floats = costs[order]
         self.rates: Floats = rates[order]
-        self.offers = tuple(offers[index] for index in order.tolist())
-        self.counts = np.array([offer.count for offer in self.offers])
-        self._own_costs: list[float] = own_costs[order].tolist()
+        self.offers = tuple([offers[index] for index in order.tolist()])
+        self.counts = column(offers, "count").astype(np.int64)[order]
+        self._own_costs = own_costs[order]
 
     def check_reach(self, mu_target_per_s: float) -> None:
         """Raises Infeasible when all machines together deliver less than the target."""
@@ -190,18 +191,18 @@ class _Market:
         missing, best = mu_target_per_s - reach, self.offers[0]
         raise Infeasible(
             f"offers must deliver {mu_target_per_s:g} trajectories/s together, got {reach:g} from "
-            f"{self.counts.sum()} machines: {missing:g} trajectories/s are missing, which "
-            f"{math.ceil(missing / best.expected_rollouts_per_s)} more machines like {best.name!r} would deliver; "
-            "or lower the requirement with a larger staleness budget or a shorter T_bcast"
+            f"{self.counts.sum()} machines",
+            f"{missing:g} trajectories/s are missing, which {math.ceil(missing / best.expected_rollouts_per_s)} more "
+            f"machines like {best.name!r} would deliver",
         )
 
     def selection(self, units: Sequence[int]) -> Selection:
         """The machines that ``units`` counts, in canonical order."""
-        picks = (
-            Pick(offer, count, count * cost, count * offer.expected_rollouts_per_s)
-            for offer, count, cost in zip(self.offers, units, self._own_costs, strict=True)
-            if count
-        )
+        picks: list[Pick] = []
+        for index in np.flatnonzero(units).tolist():
+            offer, count = self.offers[index], units[index]
+            usd_per_h = count * float(self._own_costs[index])
+            picks.append(Pick(offer, count, usd_per_h, count * offer.expected_rollouts_per_s))
         return Selection(tuple(picks))
 
 

@@ -52,7 +52,7 @@ class Table(msgspec.Struct, frozen=True):
 def read_file(path: Path, what: str, max_bytes: int) -> bytes:
     """The bytes of ``path``. Raises ConfigError when it cannot be read or is larger than ``max_bytes``."""
     try:
-        if not path.is_file():
+        if path.is_dir() or not path.exists():  # pipes may be read, too
             missing = "it is a folder" if path.is_dir() else "there is no such file"
             raise ConfigError(f"{what} must be a CSV file, but {path}: {missing}")
         with path.open("rb") as file:
