@@ -59,6 +59,8 @@ class Node:
         """Bytes that came over links that are gone, by peer."""
         self._bases: tuple[str, ...] = ()
         self._sent_bytes = 0
+        self._seed_sent_bytes = 0
+        """The seed had, when its link came up."""
         self._reported: f.Report | None = None
         self._told: Tally | None = None
         self._report_s = now
@@ -106,10 +108,11 @@ class Node:
         if not outbound:
             return
         if peer == SEED:
-            self._redial.answered()
+            self._redial.answered(now)
         if self._is_seed_link(link):
             self._reported = None
             self._standing.forget()
+            self._seed_sent_bytes = self._receiver.sent_by(SEED)
             self._receiver.forget_generations()
         self._unreachable.answered(peer)
         self._standing.warm(link, now)
@@ -132,7 +135,7 @@ class Node:
         if link.outbound:
             self._ended[link.peer] += link.received_bytes
         if self._is_seed_link(link):
-            self._redial.lost(now)
+            self._redial.lost(now, brought=self._receiver.sent_by(SEED) > self._seed_sent_bytes)
         self._receiver.link_down(link, why, now)
 
     def heard(self, number: int, now: float) -> None:

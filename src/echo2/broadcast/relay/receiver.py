@@ -156,6 +156,10 @@ class Receiver:
             self._finish(intake)
         return True
 
+    def sent_by(self, peer: str) -> int:
+        """Bytes of chunks so far."""
+        return self._sent_by[peer]
+
     def accused(self, now: float) -> list[str]:
         """Peers that sent a wrong chunk or let us starve lately."""
         return self._accusations.peers(now)
