@@ -19,7 +19,7 @@ from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.plan.model import SEED
 from echo2.broadcast.relay import frames as f
 from echo2.broadcast.relay.control import Tally
-from echo2.broadcast.relay.links import SILENCE_S, Action, Link, Links, Out, Say
+from echo2.broadcast.relay.links import BEAT_S, SILENCE_S, Action, Link, Links, Out, Say
 from echo2.broadcast.relay.meter import RateMeter
 from echo2.broadcast.relay.receiver import Receiver
 from echo2.broadcast.relay.redial import Redial
@@ -124,7 +124,7 @@ class Node:
         self._links.undial(peer, lane)
         if peer == SEED:
             self._redial.failed(now)
-        elif missed:
+        elif missed and self._hears_seed(now):  # else it is we who are cut off, perhaps
             self._unreachable.failed(peer, now)
         self._receiver.dial_failed(peer, lane, why, now)
 
@@ -270,6 +270,10 @@ class Node:
 
     def tally(self) -> Tally:
         shares = {x.root: 1.0 - x.missing / max(x.count, 1) for x in self._receiver if x.open}
+    def _hears_seed(self, now: float) -> bool:
+        link = self._links.to(SEED, 0)
+        return link is not None and now - link.heard_s < 2 * BEAT_S
+
         return Tally(self._sent_bytes, self._receiver.received_bytes, self._receiver.reparentings, shares)
 
     def report(self) -> f.Report:
