@@ -11,6 +11,7 @@ from echo2.broadcast.relay import frames as f
 from echo2.broadcast.relay.intake import SILENT_S
 from echo2.broadcast.relay.links import Hangup
 from echo2.broadcast.relay.node import Node
+from echo2.broadcast.relay.receiver import KEPT_OBJECTS
 
 CHAIN = ("a", "b", "c", "d")
 COUNT = 200

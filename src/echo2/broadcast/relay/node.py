@@ -79,10 +79,11 @@ class Node:
     def bring(self, manifest: Manifest, now: float) -> None:
         """The program needs the object."""
         self._receiver.bring(manifest, now)
+        self._server.look_for_withdrawn()
 
     def withdraw(self, root: str) -> None:
         self._receiver.withdraw(root)
-        self._server.withdrawn(root)
+        self._server.look_for_withdrawn()
 
     def hold(self, decoded_roots: Sequence[str]) -> None:
         """Snapshots that lie decoded on this machine: bases for deltas."""
@@ -99,7 +100,7 @@ class Node:
     def file_failed(self, root: str, why: str) -> None:
         """The object's file cannot be opened or written, for want of room perhaps."""
         self._receiver.failed(root, why)
-        self._server.withdrawn(root)
+        self._server.look_for_withdrawn()
 
     # ---- links -------------------------------------------------------------------------------------------------
 
@@ -111,8 +112,8 @@ class Node:
             self._redial.answered(now)
         if self._is_seed_link(link):
             self._reported = None
-            self._standing.forget()
             self._seed_sent_bytes = self._receiver.sent_by(SEED)
+            self._standing.forget()
             self._receiver.forget_generations()
         self._unreachable.answered(peer)
         self._standing.warm(link, now)
@@ -202,6 +203,7 @@ class Node:
             self._standing.take(frame, busy, now)
             return
         self._receiver.assign(frame, manifest, now)
+        self._server.look_for_withdrawn()
         for link in self._links:
             self._server.consider(link, now)
 
@@ -268,12 +270,12 @@ class Node:
     def _is_seed_link(self, link: Link) -> bool:
         return link.outbound and link.peer == SEED and link.lane == 0
 
-    def tally(self) -> Tally:
-        shares = {x.root: 1.0 - x.missing / max(x.count, 1) for x in self._receiver if x.open}
     def _hears_seed(self, now: float) -> bool:
         link = self._links.to(SEED, 0)
         return link is not None and now - link.heard_s < 2 * BEAT_S
 
+    def tally(self) -> Tally:
+        shares = {x.root: 1.0 - x.missing / max(x.count, 1) for x in self._receiver if x.open}
         return Tally(self._sent_bytes, self._receiver.received_bytes, self._receiver.reparentings, shares)
 
     def report(self) -> f.Report:

@@ -264,7 +264,7 @@ class Receiver:
         """Say what we want, once the connections are there."""
         if not intake.open or intake.whole or feed.stream is not None or now < feed.not_before_s:
             return
-        feed.skip(self._unreachable.peers(now))
+        feed.skip({*self._unreachable.peers(now), *intake.shunned})
         links = [self._links.to(feed.source.node_id, lane) for lane in self._lanes_of(feed)]
         if None in links:
             if feed.dialling_since_s is None:

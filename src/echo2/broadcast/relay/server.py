@@ -70,14 +70,19 @@ class Server:
 
     def opened(self, intake: Intake) -> None:
         """Chunks of an earlier life came to light."""
-        for chunk in range(intake.count):
-            if intake.here[chunk]:
-                self.stored(intake.root, chunk)
+        numbers = [number for number, here in enumerate(intake.here) if here]
+        for link in self._links:
+            for serving in link.servings.values():
+                if serving.root == intake.root:
+                    for number in numbers:
+                        serving.arrived(number)
+                    self._links.wake(link)
 
-    def withdrawn(self, root: str) -> None:
+    def look_for_withdrawn(self) -> None:
+        """What is not here any more is not served."""
         for link in self._links:
             for stream, serving in list(link.servings.items()):
-                if serving.root == root:
+                if self._receiver.get(serving.root) is None:
                     self.refuse(link, stream, "the object was withdrawn")
 
     def is_sending(self) -> bool:
