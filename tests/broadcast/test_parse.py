@@ -7,7 +7,16 @@ import pytest
 from snapshots import WriteSnapshot
 
 from echo2.broadcast.manifest import Manifest
-from echo2.broadcast.parse import chunk_size_for, encode_manifest, parse_manifest, wire_limit_bytes
+from echo2.broadcast.parse import (
+    MAX_CHUNK_BYTES,
+    MAX_MANIFEST_BYTES,
+    MAX_OBJECT_BYTES,
+    MIN_CHUNK_BYTES,
+    chunk_size_for,
+    encode_manifest,
+    parse_manifest,
+    wire_limit_bytes,
+)
 from echo2.errors import IntegrityError
 from echo2.types import Policy, SnapshotKind
 
@@ -65,6 +74,43 @@ def test_kind_codec_and_base_must_go_together(snapshot_of: WriteSnapshot, change
     raw, _ = snapshot_of(version=4)
     with pytest.raises(IntegrityError):
         parse_manifest(encode_manifest(resized(raw, 2000, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "must"),
+    [
+        ({"object_size": 0, "chunks": ()}, "object_size must be in"),
+        ({"object_size": MAX_OBJECT_BYTES + 1, "chunk_size": MAX_CHUNK_BYTES}, "object_size must be in"),
+        ({"object_size": 2**70}, "could not be read|object_size must be in"),
+        ({"chunk_size": MIN_CHUNK_BYTES - 1}, "chunk_size must be in"),
+        ({"chunk_size": MAX_CHUNK_BYTES + 1}, "chunk_size must be in"),
+        ({"object_size": 2048, "chunk_size": 1024, "chunks": ("0" * 64,)}, "make 2 chunks, got 1"),
+        ({"object_size": 2048, "chunk_size": 1024, "chunks": ("0" * 64,) * 3}, "make 2 chunks, got 3"),
+        ({"object_size": 2049, "chunk_size": 1024, "chunks": ("0" * 64,) * 2}, "make 3 chunks, got 2"),
+    ],
+)  # fmt: skip
+def test_i9_an_announced_object_has_a_size_within_limits_and_the_chunks_that_follow_from_it(
+    snapshot_of: WriteSnapshot, changes: dict[str, Any], must: str
+) -> None:
+    raw, _ = snapshot_of()
+    with pytest.raises(IntegrityError, match=must):
+        parse_manifest(encode_manifest(msgspec.structs.replace(raw, **PLANES | changes)))
+
+
+def test_i9_a_manifest_over_the_limit_is_refused_before_it_is_read() -> None:
+    with pytest.raises(IntegrityError, match=f"at most {MAX_MANIFEST_BYTES} bytes"):
+        parse_manifest(b"[" * (MAX_MANIFEST_BYTES + 1))
+
+
+def test_i9_a_manifest_names_a_limited_number_of_tensors(
+    snapshot_of: WriteSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, _ = snapshot_of()
+    monkeypatch.setattr("echo2.broadcast.parse.MAX_TENSORS", len(raw.tensors))
+    assert parse_manifest(encode_manifest(raw)) == raw
+    monkeypatch.setattr("echo2.broadcast.parse.MAX_TENSORS", len(raw.tensors) - 1)
+    with pytest.raises(IntegrityError, match="at most"):
+        parse_manifest(encode_manifest(raw))
 
 
 def test_a_small_object_may_not_claim_tensors_without_end(snapshot_of: WriteSnapshot) -> None:

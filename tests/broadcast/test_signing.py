@@ -37,3 +37,8 @@ def test_bytes_that_are_no_signed_manifest_are_refused(data: bytes) -> None:
 def test_an_oversized_signed_manifest_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(IntegrityError, match="at most"):
         open_signed(bytes(34 << 20), public_key(generate_key()))
+
+
+def test_i9_deep_nesting_is_refused() -> None:
+    with pytest.raises(IntegrityError, match="could not be read"):
+        open_signed(b"\x81\xa1x" + b"\x91" * 100_000, public_key(generate_key()))

@@ -45,7 +45,7 @@ def open_signed(data: bytes, public: bytes) -> Manifest:
     try:
         signed = msgspec.msgpack.decode(data, type=SignedManifest)
         Ed25519PublicKey.from_public_bytes(public).verify(signed.signature, _CONTEXT + signed.manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise IntegrityError(f"the signed manifest could not be read: {error}") from None
     except InvalidSignature:
         raise IntegrityError("the manifest is not signed by this run's key; nothing of it is used") from None

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
 import pytest
 from fluid_fleet import BASE, MB, NEXT, FluidFleet, facts
 
 from echo2.broadcast.director.director import REVISE_S
 from echo2.broadcast.director.fleet import PROBE_AGAIN_S
 from echo2.broadcast.director.pacing import HELD
-from echo2.broadcast.plan.model import SEED, Topology
+from echo2.broadcast.plan.model import SEED, Stream, Topology
 from echo2.broadcast.relay.frames import Assign, Report, Source
 
 NAMES = [f"w{k:02}" for k in range(16)]
@@ -407,6 +410,23 @@ def test_a_slow_node_is_passed_by_and_becomes_a_tail() -> None:
     assert whole == set(NAMES) - {slow}
 
 
+def test_h05_a_seed_that_stood_still_passes_nobody_by_for_what_it_has_not_read_yet() -> None:
+    fleet = standing(fleet_of(uplink_mb=10))
+    fleet.publish(facts())
+    fleet.run(0.5)
+    parents = fleet.parents(facts())
+    late = next(parent for parent in parents.values() if parent != SEED and parents[parent] != SEED)
+    down, fleet.nodes[late].down = fleet.nodes[late].down, 0.5 * MB
+    fleet.run(2.0)
+    (transfer,) = fleet.director._transfers.values()
+    assert late in transfer._slow_since
+    fleet.nodes[late].down = down
+    fleet.now += 4.0
+    fleet.director.tick(fleet.now)
+    assert fleet.director.take() == []
+    assert late not in fleet.director._fleet.distrusted(fleet.now)
+
+
 def test_a_slow_head_is_passed_by_too_and_a_slow_tail_is_left_alone() -> None:
     fleet = standing(fleet_of(uplink_mb=10))
     fleet.publish(facts())
@@ -457,6 +477,37 @@ def test_reports_of_unknown_nodes_and_strange_reachability_are_nothing() -> None
     fleet.director.tick(1.0)
     assert fleet.director.take() == []
     assert fleet.director.nodes() == ()
+
+
+def test_who_says_again_and_again_that_it_cannot_dial_another_makes_few_new_plans() -> None:
+    fleet = standing(fleet_of())
+    made: set[float] = set()
+    for k in range(120):
+        fleet.say("w00", unreachable=() if k % 2 else ("w05",))
+        fleet.run(0.5)
+        made.add(fleet.director._stood_s)
+    assert len(made) <= 5
+
+
+class Looked(tuple[Stream, ...]):
+    """Streams that know how often they were looked through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Stream]:
+        Looked.times += 1
+        return super().__iter__()
+
+
+def test_a_late_comers_parent_is_found_without_looking_through_the_plan_for_every_candidate() -> None:
+    fleet = standing(fleet_of())
+    fleet.publish(facts())
+    fleet.run(1.0)
+    (transfer,) = fleet.director._transfers.values()
+    assert transfer.plan is not None
+    transfer.plan = msgspec.structs.replace(transfer.plan, streams=Looked(transfer.plan.streams))
+    assert len(fleet.director._candidates(transfer, fleet.now)) == 1 + len(NAMES)
+    assert Looked.times < len(NAMES) / 2
 
 
 def test_people_see_who_is_connected_and_whose_child_it_is() -> None:

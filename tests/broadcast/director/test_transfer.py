@@ -6,6 +6,7 @@ from fluid_fleet import BASE, MB, NEXT, facts
 from echo2.broadcast.director.transfer import SLOW_S, STANDSTILL_S, ObjectFacts, Transfer
 from echo2.broadcast.plan.make import make_plan
 from echo2.broadcast.plan.model import SEED, Node, Topology
+from echo2.broadcast.plan.repair import without
 from echo2.broadcast.relay.frames import Report, Source
 
 NAMES = [f"w{k}" for k in range(8)]
@@ -191,3 +192,28 @@ def test_a_transfer_in_which_nothing_moves_is_not_under_way() -> None:
     transfer.report("w0", Report(progress={DELTA.root: 1}), True, 40.0)
     assert transfer.is_under_way(NAMES, 41.0)
     assert not transfer.is_under_way([], 41.0)
+
+
+def test_h05_time_in_which_the_seed_stood_still_is_no_time_in_which_others_were_held_up() -> None:
+    transfer, reports = planned(), progress(w2=30, w4=29, w6=28)
+    transfer.slow(reports, 10.0)
+    transfer.stood_still(3.0, 13.5)
+    assert transfer.slow(reports, 13.5) == []
+    assert transfer.slow(reports, 13.0 + SLOW_S) == ["w2"]
+
+
+def test_the_nodes_of_a_plan_are_gathered_once() -> None:
+    transfer = planned()
+    assert transfer.planned == set(NAMES)
+    assert transfer.planned is transfer.planned
+    assert transfer.plan is not None
+    transfer.plan = without(transfer.plan, "w3")
+    assert transfer.planned == set(NAMES) - {"w3"}
+
+
+def test_a_newcomer_is_no_reason_to_look_through_plans_that_it_is_not_in() -> None:
+    transfer = planned()
+    transfer.tell_again("stranger")
+    assert not transfer.stale
+    transfer.tell_again("w3")
+    assert transfer.stale

@@ -62,6 +62,21 @@ def test_a_file_that_cannot_be_made_is_told_with_its_wish(files: Files, publishe
     assert failures[0][1] == 1
 
 
+def test_an_object_that_is_published_again_right_after_it_was_withdrawn_is_there(
+    tmp_path: Path, published: Published
+) -> None:
+    files = Files(tmp_path / "objects", owns=False)
+    files.adopt(published.manifest, published.path)
+    files.drop(published.root)
+    assert files.get(published.root) is None
+    files.adopt(published.manifest, published.path)
+    work_off(files)
+    file = files.get(published.root)
+    assert file is not None
+    file.read_into(0, memoryview(bytearray(16 * KIB)))
+    files.close()
+
+
 def test_what_is_wished_from_another_thread_is_done_in_order(files: Files, published: Published) -> None:
     working = Thread(target=files.work)
     working.start()

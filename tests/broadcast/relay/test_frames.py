@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo2.broadcast.plan.model import Stretch
+from echo2.broadcast.parse import MAX_MANIFEST_BYTES
+from echo2.broadcast.plan.model import MOST_STRETCHES, Stretch
 from echo2.broadcast.relay import frames as f
 from echo2.errors import Malformed
 
@@ -44,14 +45,31 @@ def test_a_control_frame_comes_back_as_it_was(frame: f.Control) -> None:
         {"type": "Report", "sent_bytes": 2**63},
         {"type": "Warm", "nbytes": 2**40},
         {"type": "Greet", "protocol": 1, "run_id": "r", "port": 70000},
+        {"type": "Want", "stream": 1, "root": ROOT, "stretches": [], "spills": True, "have": bytes(64 * 1024 + 1)},
+        {"type": "Have", "stream": 1, "numbers": [1] * 65537},
+        {"type": "Beat", "held": dict.fromkeys(range(65), 1)},
         {"type": "Nothing"},
         [],
     ],
-    ids=str,
+    ids=lambda frame: str(frame)[:80],
 )
 def test_a_frame_outside_its_limits_is_refused_in_one_sentence(frame: object) -> None:
     with pytest.raises(Malformed, match="could not be read"):
         f.decode_control(msgspec.msgpack.encode(frame))
+
+
+def test_i9_small_frames_have_room_for_all_that_an_honest_peer_says_and_for_little_more() -> None:
+    shortest_hash = len('"",') + 64
+    assert MAX_MANIFEST_BYTES // shortest_hash < 8 * f.MAX_BITMAP_BYTES, "an object with more chunks has no manifest"
+    largest = [
+        f.Want(1, ROOT, (Stretch(2**40, 2**40, -1),) * MOST_STRETCHES, True, bytes(f.MAX_BITMAP_BYTES), 1e15),
+        f.Have(1, (2**32 - 1,) * 65536),
+        f.Beat(dict.fromkeys(range(2**32 - f.MAX_STREAMS, 2**32), 2**32 - 1)),
+    ]
+    for frame in largest:
+        body = f.encode_control(frame)[f.HEADER.size :]
+        assert f.decode_control(body) == frame
+        assert len(body) < f.MAX_SMALL_BYTES
 
 
 @given(st.binary(max_size=200))

@@ -11,6 +11,7 @@ from echo2.broadcast.relay import frames as f
 from echo2.broadcast.relay.intake import SILENT_S
 from echo2.broadcast.relay.links import Hangup
 from echo2.broadcast.relay.node import Node
+from echo2.broadcast.relay.receiver import KEPT_OBJECTS
 
 CHAIN = ("a", "b", "c", "d")
 COUNT = 200
@@ -402,3 +403,42 @@ def test_connections_to_the_seed_that_fail_beside_one_that_stands_do_not_make_th
     node.dial_failed(SEED, 1, "refused", 1000.0)
     node.tick({}, 1000.6)
     assert not node._redial.rests
+
+
+def test_h05_who_does_not_hear_the_seed_either_tells_of_nobody_that_it_could_not_be_dialled() -> None:
+    """It is cut off itself, perhaps: its parents shall not lose their places for that."""
+    relays = joined(("a", "b"))
+    relays.kill(SEED)
+    relays.run(1.0)
+    relays.nodes["a"].dial_failed("b", 0, "no route to host", relays.now)
+    assert relays.nodes["a"].report().unreachable == ()
+
+
+def test_a_source_that_sent_a_wrong_chunk_is_not_asked_again_when_the_plan_changes() -> None:
+    relays = joined(("a", "b", "c"))
+    relays.corrupt.add("b")
+    relays.publish_chain(MANIFEST, ("a", "b", "c"))
+    relays.run(1.0)
+    assert relays.events("relay_wrong_chunk")
+    everything = (Stretch(0, COUNT),)
+    changed = f.Feed((relays.source("b"), relays.source(SEED)), everything, relays.rate, True)
+    relays.assign("c", f.Assign(2, b"signed", (changed,), (), 0), MANIFEST)
+    relays.run_until_whole(ROOT, ["c"], 30.0)
+    assert len(relays.events("relay_wrong_chunk")) == 1
+
+
+def test_a_child_of_an_object_that_made_room_for_newer_ones_is_refused_at_once() -> None:
+    relays = joined(("a", "b"))
+    oldest = object_manifest(COUNT, 2)
+    relays.publish_chain(oldest, ("a", "b"))
+    relays.run_until_whole(oldest.object_root, ["a", "b"], 30.0)
+    (link,) = [link for link in relays.nodes["a"]._links if link.peer == "b"]
+    relays.nodes["a"].control(link.number, f.Want(99, oldest.object_root, (), True, b""), relays.now)
+    assert link.servings
+    for version in range(3, 4 + KEPT_OBJECTS):
+        manifest = object_manifest(1, version)
+        relays.assign("a", f.Assign(1, b"signed", (), ("b",), 1), manifest)
+        relays.nodes["a"].opened(manifest.object_root, bytearray(b"\1"), relays.now)
+    relays.assign("a", f.Assign(1, b"signed", (), ("b",), 1), object_manifest(1, 99))
+    assert relays.nodes["a"]._receiver.get(oldest.object_root) is None
+    assert link.servings == {}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo2.broadcast.relay.redial import FIRST_S, MOST_S, Redial
+from echo2.broadcast.relay.redial import FIRST_S, MOST_S, STEADY_S, Redial
 
 
 def pauses(life: int, count: int = 8) -> list[float]:
@@ -41,7 +41,36 @@ def test_a_link_that_was_lost_is_made_again_soon(life: int) -> None:
     for _ in range(6):
         redial.failed(0.0)
         redial.due(100.0)
-    redial.answered()
+    redial.answered(150.0)
     redial.lost(200.0)
     assert redial.rests
     assert redial.due(200.0 + FIRST_S)
+
+
+def test_h09_a_seed_that_answers_and_hangs_up_at_once_is_dialled_ever_less_often() -> None:
+    redial, now, dials = Redial(3, 0.0), 0.0, 0
+    while now < 60.0:
+        now += 0.1
+        if redial.due(now):
+            dials += 1
+            redial.answered(now)
+            redial.lost(now + 0.05)
+    assert dials < 15
+
+
+def test_after_a_connection_that_lasted_pauses_begin_anew() -> None:
+    redial = Redial(3, 0.0)
+    for k in range(6):
+        redial.failed(20.0 * k)
+        redial.due(20.0 * k + MOST_S)
+    redial.answered(200.0)
+    redial.failed(200.0 + STEADY_S)  # another connection, beside the one that stands
+    assert redial.due(200.0 + STEADY_S + FIRST_S)
+
+
+def test_a_link_that_brought_something_is_made_again_soon_however_short_it_was() -> None:
+    redial = Redial(3, 0.0)
+    for k in range(9):
+        redial.answered(10.0 * k)
+        redial.lost(10.0 * k, brought=True)
+        assert redial.due(10.0 * k + FIRST_S)

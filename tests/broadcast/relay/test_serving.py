@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from echo2.broadcast.plan.model import Stretch
+from echo2.broadcast.relay.frames import MAX_STREAMS
 from echo2.broadcast.relay.serving import Serving, order_of, pack_flags, unpack_flags
 from echo2.errors import Malformed
 from echo2.types import Policy
@@ -75,6 +78,43 @@ def test_a_stream_that_spills_goes_on_in_its_last_direction_around_the_object() 
     assert order_of((Stretch(4, 3),), True, 10) == [4, 5, 6, 7, 8, 9, 0, 1, 2, 3]
     assert order_of((Stretch(9, 3, -1),), True, 10) == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
     assert order_of((), True, 3) == [0, 1, 2]
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 39), st.integers(0, 9), st.booleans()), max_size=4),
+       st.booleans())  # fmt: skip
+def test_a_chunk_that_stretches_name_twice_is_sent_where_it_was_named_first(
+    count: int, raw: list[tuple[int, int, bool]], spills: bool
+) -> None:
+    stretches = [Stretch(first, many, 1 if up else -1) for first, many, up in raw]
+    inside = all(0 <= number < count for stretch in stretches for number in stretch.numbers())
+    if not inside or sum(stretch.count for stretch in stretches) > count:
+        with pytest.raises(Malformed):
+            order_of(stretches, spills, count)
+        return
+    named = [number for stretch in stretches for number in stretch.numbers()]
+    if spills:
+        last = stretches[-1] if stretches else Stretch(0, 0)
+        named += [(last.first + last.step * (last.count + k)) % count for k in range(count)]
+    assert order_of(stretches, spills, count) == list(dict.fromkeys(named))
+
+
+@pytest.mark.parametrize("count", [1, 2, 65_535, 65_536, 65_537])
+def test_objects_of_one_chunk_and_of_very_many_are_sent_from_first_to_last(count: int) -> None:
+    stream = serving(order_of((), True, count), bytearray(count), bytearray(b"\1") * count)
+    assert stream.backlog == count
+    assert drained(stream) == list(range(count))
+    assert stream.backlog == 0
+
+
+def test_i9_a_peer_with_as_many_streams_as_it_may_have_takes_little_memory() -> None:
+    count, here = 65_536, bytearray(b"\1") * 65_536
+    order = order_of((), True, count)
+    tracemalloc.start()
+    streams = [serving(order, bytearray(count), here) for _ in range(MAX_STREAMS)]
+    taken_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert streams[-1].next() == 0
+    assert taken_bytes < 64 * 1024 * 1024
 
 
 @pytest.mark.parametrize(

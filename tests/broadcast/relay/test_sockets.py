@@ -83,10 +83,10 @@ def test_a_closed_connection_is_not_renewed() -> None:
     renew(sock)
 
 
-def dial(port: int) -> sockets.Greeted:
+def dial(port: int, host: str = "127.0.0.1") -> sockets.Greeted:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    return sockets.dial(Source("p", "127.0.0.1", port), context, Greet(RELAY_PROTOCOL, "run", 0))
+    return sockets.dial(Source("p", host, port), context, Greet(RELAY_PROTOCOL, "run", 0))
 
 
 def test_where_nobody_listens_there_is_no_way() -> None:
@@ -100,6 +100,41 @@ def test_who_is_slow_to_greet_was_reached(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sockets, "GREETING_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="timed out") as caught:
         dial(server.getsockname()[1])
+    assert not isinstance(caught.value, NotReached)
+
+
+def test_an_address_that_does_not_answer_takes_no_time_from_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a machine whose name has an IPv6 address that packets do not reach."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port, connect, resolve = server.getsockname()[1], socket.create_connection, socket.getaddrinfo
+        given_s: list[float] = []
+
+        def connect_or_not(address: tuple[str, int], timeout: float) -> socket.socket:
+            given_s.append(timeout)
+            if address[0] != "127.0.0.1":
+                raise TimeoutError("timed out")
+            return connect(address, timeout)
+
+        def resolve_twice(host: str, *rest: int, **options: int) -> list[tuple[object, ...]]:
+            hosts = ("127.9.9.9", "127.0.0.1") if host == "two.test" else (host,)
+            return [found for host in hosts for found in resolve(host, *rest, **options)]
+
+        monkeypatch.setattr(socket, "create_connection", connect_or_not)
+        monkeypatch.setattr(socket, "getaddrinfo", resolve_twice)
+        monkeypatch.setattr(sockets, "GREETING_S", 0.4)
+        with pytest.raises(OSError, match="timed out") as caught:
+            dial(port, "two.test")
+    assert not isinstance(caught.value, NotReached)
+    assert given_s[0] <= 0.2 <= given_s[1]
+
+
+def test_a_name_server_that_does_not_answer_says_nothing_of_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(host: str, port: int, **options: int) -> list[tuple[object, ...]]:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with pytest.raises(OSError, match="Temporary failure") as caught:
+        dial(1)
     assert not isinstance(caught.value, NotReached)
 
 

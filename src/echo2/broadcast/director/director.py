@@ -39,6 +39,8 @@ GATHER_S = 0.6
 """Who asks within so long of the first is planned together with it: nodes report every half second."""
 PROBE_S = 1.0
 """…and for so long it is waited for nodes that are just being dialled back."""
+LATE_S = 0.5
+"""Without a tick for longer the seed stood still itself, and could not read what nodes told (field report H05)."""
 LATENCY_S = 0.02
 """One way, taken for every link: plans hardly depend on it."""
 USUAL_BYTES, USUAL_CHUNK_BYTES = 64 * 1024 * 1024, 256 * 1024
@@ -63,6 +65,7 @@ class Director:
         self._stood_s = float("-inf")
         """When the standing plan was made."""
         self._was_busy = False
+        self._ticked_s = float("-inf")
         self._pacing = Pacing()
         self._usual = (USUAL_BYTES, USUAL_CHUNK_BYTES)
         self._outbox: list[tuple[str, Assign]] = []
@@ -99,9 +102,8 @@ class Director:
         member = self._fleet.members.get(node_id)
         if member is None:
             return
-        if member.report.unreachable != report.unreachable:
+        if self._fleet.report(node_id, report, now):
             self._changed(now)
-        self._fleet.report(node_id, report, now)
         newest = self._newest_delta()
         for transfer in self._transfers.values():
             transfer.report(node_id, report, transfer is newest, now)
@@ -137,8 +139,11 @@ class Director:
 
     def tick(self, now: float) -> None:
         """About ten times a second."""
+        late_s, self._ticked_s = now - self._ticked_s, now
         self._stand(now)
         for transfer in self._transfers.values():
+            if late_s > LATE_S:
+                transfer.stood_still(late_s - LATE_S, now)
             self._place_waiting(transfer, now)
             self._pass_by_slow(transfer, now)
             if transfer.stale:
@@ -243,14 +248,15 @@ class Director:
         candidates = [Candidate(SEED, self._fleet.uplink / (fed[SEED] + 1), fed[SEED], True)]
         if self._topology is Topology.STAR:
             return candidates
-        plan = transfer.present(self._fleet.members)
+        plan, gets = transfer.present(self._fleet.members), defaultdict[str, float](float)
+        for stream in plan.streams if plan is not None else ():
+            gets[stream.child] += stream.rate_bytes_per_s
         for node in self._fleet.nodes(self._holders(transfer), now):
             name = node.node_id
             has_all = transfer.facts.root in self._fleet.members[name].report.complete
-            gets = sum(stream.rate_bytes_per_s for stream in plan.streams if stream.child == name) if plan else 0.0
             rate = node.up_bytes_per_s / (fed[name] + 1)
             if node.reachable:
-                candidates.append(Candidate(name, rate if has_all else min(rate, gets), fed[name], has_all))
+                candidates.append(Candidate(name, rate if has_all else min(rate, gets[name]), fed[name], has_all))
         return candidates
 
     def _holders(self, transfer: Transfer) -> list[str]:

@@ -22,6 +22,9 @@ BELIEVED = 2
 """Who accuses more peers than that is itself the one that is slow."""
 MOST_ACCUSED = 1 / 3
 """When more of the fleet than that is accused, the plan was wrong, not the nodes."""
+MISSED_AGAIN_S = 30.0
+"""A node's word that it cannot dial a peer, or can again, makes new plans at most so often. An honest one takes it back
+after a minute at the earliest."""
 PROBE_AGAIN_S, MOST_PROBE_AGAIN_S = 30.0, 600.0
 """After a node could not be dialled back, it is tried again; the pause doubles from the first to the second."""
 
@@ -39,6 +42,8 @@ class Member:
         self.report = Report()
         self.heard = False
         """It has reported since it connected."""
+        self.missed_s = float("-inf")
+        """When plans were made anew last because of peers that it could not dial."""
         self.cut_off = False
         """It told of so many peers that it could not dial that it is itself the cause, from then on."""
 
@@ -81,8 +86,12 @@ class Fleet:
             member.probe_at_s = float("inf")
         return [member.source for member in due]
 
-    def report(self, node_id: str, report: Report, now: float) -> None:
+    def report(self, node_id: str, report: Report, now: float) -> bool:
+        """Returns whether plans shall be made anew: it could not dial a peer, or can again. Who says so all the time
+        has to wait for the next plan."""
         member = self.members[node_id]
+        is_news = member.report.unreachable != report.unreachable and now - member.missed_s >= MISSED_AGAIN_S
+        member.missed_s = now if is_news else member.missed_s
         self._note_missed(node_id, member.report.unreachable, report.unreachable)
         member.cut_off |= len(report.unreachable) > BELIEVED
         for accused in self.members.keys() & report.accused:
@@ -93,6 +102,7 @@ class Fleet:
         for parent, rate in report.edges.items():
             self.rates.saw(parent, node_id, rate)
         member.report = report
+        return is_news
 
     def where(self) -> dict[str, Source]:
         """Where each node is dialled; every node knows for itself where the seed is."""

@@ -67,6 +67,8 @@ class Transfer:
         self._before: dict[str, int] = {}
         """By planned node: chunks that the others had already when it began, and it had not."""
         self._slow_since: dict[str, float] = {}
+        self._planned: tuple[Plan | None, frozenset[str]] = (None, frozenset())
+        """The nodes of a plan, looked up for every report."""
 
     def report(self, node_id: str, report: Report, is_newest: bool, now: float) -> None:
         """is_newest: of the deltas; it is sent unasked to all that hold its base."""
@@ -119,11 +121,14 @@ class Transfer:
         self._keeping.discard(node_id)
         self._before.pop(node_id, None)
         self.assignments.forget(node_id)
-        self.stale = True
+        self.stale |= node_id in self.planned
 
     @property
-    def planned(self) -> set[str]:
-        return {stream.child for stream in self.plan.streams} if self.plan is not None else set()
+    def planned(self) -> frozenset[str]:
+        if self._planned[0] is not self.plan:
+            streams = self.plan.streams if self.plan is not None else ()
+            self._planned = self.plan, frozenset(stream.child for stream in streams)
+        return self._planned[1]
 
     def present(self, connected: Collection[str]) -> Plan | None:
         """The plan as it is among those that are connected and still have a part in it: who had the object and let go
@@ -134,7 +139,7 @@ class Transfer:
             plan = without(plan, node_id) if plan is not None else None
         return plan
 
-    def unfinished(self, connected: Collection[str]) -> set[str]:
+    def unfinished(self, connected: Collection[str]) -> frozenset[str]:
         return self.planned.intersection(connected) - self._done
 
     def is_under_way(self, connected: Collection[str], now: float) -> bool:
@@ -154,6 +159,10 @@ class Transfer:
         behind = _behind(plan, counts, self._before, suspects, self.chunks) if plan is not None else []
         self._slow_since = {name: self._slow_since.get(name, now) for name in behind}
         return [name for name, since in self._slow_since.items() if now - since >= SLOW_S]
+
+    def stood_still(self, seconds: float, now: float) -> None:
+        """The seed did: what nodes told meanwhile was not read."""
+        self._slow_since = {name: min(since + seconds, now) for name, since in self._slow_since.items()}
 
     def _note_newcomers(self, counts: Mapping[str, int]) -> None:
         known = [count for name, count in counts.items() if name in self._before]

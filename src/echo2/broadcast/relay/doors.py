@@ -78,6 +78,9 @@ class Doors:
         self._socket: socket.socket | None = None
         self._closed = threading.Event()
         self._port = 0
+        self._trying_lock = threading.Lock()
+        self._to_try: dict[str, tuple[f.Source, Callable[[bool], None]]] = {}
+        """By node that is tried: what was asked last."""
         self._strangers_told_s = float("-inf")
 
     def open(self) -> int:
@@ -97,8 +100,31 @@ class Doors:
         """In a thread of its own: meet ``source``, or say why it ``failed``, and whether there is no way to it."""
         self._threads.start(lambda: self._dial(source, lane, failed), f"dial {source.node_id}")
 
-    def can_reach(self, source: f.Source) -> bool:
-        """Whether the relay answers there and is who it should be. Blocking."""
+    def try_later(self, source: f.Source, tried: Callable[[bool], None]) -> None:
+        """In a thread of its own: whether the relay answers there and is who it should be.
+
+        One thread per node, however often that connects: of what is asked meanwhile only the last is answered.
+        """
+        with self._trying_lock:
+            is_trying = source.node_id in self._to_try
+            self._to_try[source.node_id] = (source, tried)
+        if not is_trying:
+            self._threads.start(lambda: self._try(source.node_id), f"probe {source.node_id}")
+
+    def _try(self, node_id: str) -> None:
+        answered: object = None
+        while True:
+            with self._trying_lock:
+                newest = source, tried = self._to_try[node_id]
+                if newest is answered or self._closed.is_set():
+                    del self._to_try[node_id]
+                    return
+            tried(self._can_reach(source))
+            answered = newest
+
+    def _can_reach(self, source: f.Source) -> bool:
+        if source.port == 0:
+            return False
         try:
             sockets.dial(source, self._client, self._greeting()).sock.close()
         except _REFUSALS as error:

@@ -52,8 +52,10 @@ class Files:
         self._jobs.put(lambda: self._make(manifest, lambda file: opened(file, wish), lambda why: failed(why, wish)))
 
     def drop(self, root: str) -> None:
+        """At once for those who look it up; a file that is adopted from now on stays."""
         self._next_wish(root)
-        self._jobs.put(lambda: self._drop(root))
+        gone = self._take(root)
+        self._jobs.put(lambda: self._drop(root, gone))
 
     def is_newest(self, root: str, wish: int) -> bool:
         """Whether nothing was wished of the object's file since; else what came of the wish is about a file that goes
@@ -93,8 +95,12 @@ class Files:
         except (DiskFull, OSError) as error:
             failed(str(error))
 
-    def _drop(self, root: str) -> None:
+    def _drop(self, root: str, gone: ChunkFile | None) -> None:
+        made = self._take(root) if self._owns else None  # by a wish that was waiting when this one came
+        for file in (gone, made):
+            if file is not None:
+                file.close(delete=self._owns)
+
+    def _take(self, root: str) -> ChunkFile | None:
         with self._lock:
-            file = self._open.pop(root, None)
-        if file is not None:
-            file.close(delete=self._owns)
+            return self._open.pop(root, None)

@@ -27,8 +27,12 @@ CONTROL, CHUNK, PADDING = 1, 2, 3
 RELAY_PROTOCOL = 1
 MAX_CONTROL_BYTES = 34 * 1024 * 1024
 """An announcement holds a whole signed manifest; see ``parse.MAX_MANIFEST_BYTES``."""
-MAX_SMALL_BYTES = 8 * 1024 * 1024
-"""Control frames of anybody but the seed: a have-bitmap of 32 million chunks."""
+MAX_SMALL_BYTES = 1024 * 1024
+"""Control frames of anybody but the seed; the largest are ``Have`` with all its numbers."""
+MAX_BITMAP_BYTES = 64 * 1024
+"""A manifest has no room for the hashes of more chunks than that."""
+MAX_STREAMS = 64
+"""That one peer may have from another."""
 MAX_PADDING_BYTES = 64 * 1024
 MAX_FEEDS = 64
 MAX_SOURCES = 256
@@ -61,7 +65,7 @@ class Greet(Control, frozen=True):
 class Beat(Control, frozen=True):
     """I am alive. Every half second, both ways."""
 
-    held: dict[Number, Number] = {}
+    held: Annotated[dict[Number, Number], msgspec.Meta(max_length=MAX_STREAMS)] = {}
     """Per stream that I feed on this link: chunks that I have and that you have not been sent."""
 
 
@@ -79,7 +83,7 @@ class Want(Control, frozen=True):
     root: Root
     stretches: Annotated[tuple[Stretch, ...], msgspec.Meta(max_length=MOST_STRETCHES)]
     spills: bool
-    have: bytes
+    have: Annotated[bytes, msgspec.Meta(max_length=MAX_BITMAP_BYTES)]
     """Bitmap, chunk 0 in the lowest bit of the first byte; empty for nothing."""
     pace_bytes_per_s: Rate = 0.0
     """Send no faster than this over this link; 0 for as fast as it goes."""

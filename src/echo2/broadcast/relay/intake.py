@@ -153,7 +153,7 @@ class FeedState:
         return self.stream is not None and now - max(flow_s, self.chunk_s) >= SILENT_S
 
     def skip(self, avoided: Collection[str]) -> None:
-        """Over sources that cannot be dialled. The last is the seed."""
+        """Over sources that are not asked. The last is the seed, which always may be."""
         while self.source.node_id in avoided and self.at < len(self.feed.sources) - 1:
             self.at += 1
 

@@ -21,6 +21,9 @@ from echo2.broadcast.relay.serving import Serving
 SILENCE_S = 1.5
 """A link without a single byte for so long is dead, whatever TCP believes (field report H07)."""
 BEAT_S = 0.5
+MOST_UNSENT_BYTES = 128 * 1024 * 1024
+"""Of control frames that wait. An honest peer reads; the largest frames, a few of which may wait, are those that hold a
+manifest."""
 WARM_S = 3.0
 """Padding is sent at most so long: what a connection of 50 ms needs to find its rate beside others that do the same."""
 
@@ -110,6 +113,7 @@ class Link:
         """Asked for by a child that no assignment of ours names yet, and since when."""
         self._pace = 0.0
         self._controls: deque[bytes] = deque()
+        self._unsent_bytes = 0
         self._padding = 0
         self._padding_until_s = 0.0
 
@@ -122,6 +126,10 @@ class Link:
             self.flow_s = now
         self.received_bytes = max(self.received_bytes, total_bytes)
 
+    def streams(self) -> set[int]:
+        """The child's numbers of what it asked for here."""
+        return {*self.servings, *(want.stream for want, _ in self.pending)}
+
     def new_pace(self) -> float | None:
         """Bytes per second that became the link's limit just now, 0 for none; None when nothing changed."""
         paces = [serving.pace_bytes_per_s for serving in self.servings.values()]
@@ -129,7 +137,14 @@ class Link:
         return self._pace if self._pace != before else None
 
     def say(self, control: Control) -> None:
-        self._controls.append(encode_control(control))
+        frame = encode_control(control)
+        self._controls.append(frame)
+        self._unsent_bytes += len(frame)
+
+    @property
+    def is_deaf(self) -> bool:
+        """The other side does not read what it is told, and what waits for it takes too much memory."""
+        return self._unsent_bytes > MOST_UNSENT_BYTES
 
     def pad(self, nbytes: int, now: float) -> None:
         self._padding, self._padding_until_s = nbytes, now + WARM_S
@@ -145,7 +160,9 @@ class Link:
     def next_out(self, busy: Callable[[], bool], now: float) -> Out | None:
         """Control frames first, then chunks of the oldest version, then padding while nobody is ``busy``."""
         if self._controls:
-            return self._controls.popleft()
+            frame = self._controls.popleft()
+            self._unsent_bytes -= len(frame)
+            return frame
         for serving in sorted(self.servings.values(), key=lambda s: s.policy) if self.servings else ():
             if (number := serving.next()) is not None:
                 return ChunkOut(serving.root, serving.stream, number)
@@ -226,6 +243,8 @@ class Links:
 
     def say(self, link: Link, control: Control) -> None:
         link.say(control)
+        if link.is_deaf:
+            self.hang_up(link, "it does not read what it is told")
         self.wake(link)
 
     def wake(self, link: Link) -> None:

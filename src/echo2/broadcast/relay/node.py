@@ -19,7 +19,7 @@ from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.plan.model import SEED
 from echo2.broadcast.relay import frames as f
 from echo2.broadcast.relay.control import Tally
-from echo2.broadcast.relay.links import SILENCE_S, Action, Link, Links, Out, Say
+from echo2.broadcast.relay.links import BEAT_S, SILENCE_S, Action, Link, Links, Out, Say
 from echo2.broadcast.relay.meter import RateMeter
 from echo2.broadcast.relay.receiver import Receiver
 from echo2.broadcast.relay.redial import Redial
@@ -59,6 +59,8 @@ class Node:
         """Bytes that came over links that are gone, by peer."""
         self._bases: tuple[str, ...] = ()
         self._sent_bytes = 0
+        self._seed_sent_bytes = 0
+        """The seed had, when its link came up."""
         self._reported: f.Report | None = None
         self._told: Tally | None = None
         self._report_s = now
@@ -77,10 +79,11 @@ class Node:
     def bring(self, manifest: Manifest, now: float) -> None:
         """The program needs the object."""
         self._receiver.bring(manifest, now)
+        self._server.look_for_withdrawn()
 
     def withdraw(self, root: str) -> None:
         self._receiver.withdraw(root)
-        self._server.withdrawn(root)
+        self._server.look_for_withdrawn()
 
     def hold(self, decoded_roots: Sequence[str]) -> None:
         """Snapshots that lie decoded on this machine: bases for deltas."""
@@ -97,7 +100,7 @@ class Node:
     def file_failed(self, root: str, why: str) -> None:
         """The object's file cannot be opened or written, for want of room perhaps."""
         self._receiver.failed(root, why)
-        self._server.withdrawn(root)
+        self._server.look_for_withdrawn()
 
     # ---- links -------------------------------------------------------------------------------------------------
 
@@ -106,9 +109,10 @@ class Node:
         if not outbound:
             return
         if peer == SEED:
-            self._redial.answered()
+            self._redial.answered(now)
         if self._is_seed_link(link):
             self._reported = None
+            self._seed_sent_bytes = self._receiver.sent_by(SEED)
             self._standing.forget()
             self._receiver.forget_generations()
         self._unreachable.answered(peer)
@@ -121,7 +125,7 @@ class Node:
         self._links.undial(peer, lane)
         if peer == SEED:
             self._redial.failed(now)
-        elif missed:
+        elif missed and self._hears_seed(now):  # else it is we who are cut off, perhaps
             self._unreachable.failed(peer, now)
         self._receiver.dial_failed(peer, lane, why, now)
 
@@ -132,7 +136,7 @@ class Node:
         if link.outbound:
             self._ended[link.peer] += link.received_bytes
         if self._is_seed_link(link):
-            self._redial.lost(now)
+            self._redial.lost(now, brought=self._receiver.sent_by(SEED) > self._seed_sent_bytes)
         self._receiver.link_down(link, why, now)
 
     def heard(self, number: int, now: float) -> None:
@@ -199,6 +203,7 @@ class Node:
             self._standing.take(frame, busy, now)
             return
         self._receiver.assign(frame, manifest, now)
+        self._server.look_for_withdrawn()
         for link in self._links:
             self._server.consider(link, now)
 
@@ -264,6 +269,10 @@ class Node:
 
     def _is_seed_link(self, link: Link) -> bool:
         return link.outbound and link.peer == SEED and link.lane == 0
+
+    def _hears_seed(self, now: float) -> bool:
+        link = self._links.to(SEED, 0)
+        return link is not None and now - link.heard_s < 2 * BEAT_S
 
     def tally(self) -> Tally:
         shares = {x.root: 1.0 - x.missing / max(x.count, 1) for x in self._receiver if x.open}

@@ -156,6 +156,10 @@ class Receiver:
             self._finish(intake)
         return True
 
+    def sent_by(self, peer: str) -> int:
+        """Bytes of chunks so far."""
+        return self._sent_by[peer]
+
     def accused(self, now: float) -> list[str]:
         """Peers that sent a wrong chunk or let us starve lately."""
         return self._accusations.peers(now)
@@ -260,7 +264,7 @@ class Receiver:
         """Say what we want, once the connections are there."""
         if not intake.open or intake.whole or feed.stream is not None or now < feed.not_before_s:
             return
-        feed.skip(self._unreachable.peers(now))
+        feed.skip({*self._unreachable.peers(now), *intake.shunned})
         links = [self._links.to(feed.source.node_id, lane) for lane in self._lanes_of(feed)]
         if None in links:
             if feed.dialling_since_s is None:

@@ -7,7 +7,7 @@ whatever the number of workers (field report H09). Pure.
 
 from __future__ import annotations
 
-from echo2.broadcast.relay.frames import Have, Refuse, Want
+from echo2.broadcast.relay.frames import MAX_STREAMS, Have, Refuse, Want
 from echo2.broadcast.relay.intake import Intake
 from echo2.broadcast.relay.links import Link, Links
 from echo2.broadcast.relay.receiver import Receiver
@@ -19,8 +19,6 @@ ASSIGNMENT_GRACE_S = 2.0
 ORPHANS = 1
 """Children a node serves beyond those of the plan."""
 SEED_ORPHANS = 2
-MOST_STREAMS = 64
-"""Of one peer."""
 
 
 class Server:
@@ -30,11 +28,12 @@ class Server:
         self._is_seed = is_seed
 
     def want(self, link: Link, want: Want, now: float) -> None:
-        """Raises Malformed for more streams than a peer may have."""
-        links = [x for x in self._links if x.peer == link.peer]
-        streams = {s for x in links for s in (*x.servings, *(pending.stream for pending, _ in x.pending))}
-        if len(streams - {want.stream}) >= MOST_STREAMS or len(link.pending) >= MOST_STREAMS:
-            raise Malformed(f"a peer has at most {MOST_STREAMS} streams")
+        """Raises Malformed for more streams than a peer may have, and for one that the link has already."""
+        if want.stream in link.streams():
+            raise Malformed(f"a link has a stream once, and stream {want.stream} is on it")
+        streams = set[int]().union(*(x.streams() for x in self._links if x.peer == link.peer))
+        if len(streams - {want.stream}) >= MAX_STREAMS:
+            raise Malformed(f"a peer has at most {MAX_STREAMS} streams")
         link.pending.append((want, now))
         self.consider(link, now)
 
@@ -71,14 +70,19 @@ class Server:
 
     def opened(self, intake: Intake) -> None:
         """Chunks of an earlier life came to light."""
-        for chunk in range(intake.count):
-            if intake.here[chunk]:
-                self.stored(intake.root, chunk)
+        numbers = [number for number, here in enumerate(intake.here) if here]
+        for link in self._links:
+            for serving in link.servings.values():
+                if serving.root == intake.root:
+                    for number in numbers:
+                        serving.arrived(number)
+                    self._links.wake(link)
 
-    def withdrawn(self, root: str) -> None:
+    def look_for_withdrawn(self) -> None:
+        """What is not here any more is not served."""
         for link in self._links:
             for stream, serving in list(link.servings.items()):
-                if serving.root == root:
+                if self._receiver.get(serving.root) is None:
                     self.refuse(link, stream, "the object was withdrawn")
 
     def is_sending(self) -> bool:

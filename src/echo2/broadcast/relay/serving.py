@@ -7,6 +7,7 @@ The order is the child's: its stretches, then, when the stream spills, everythin
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -32,15 +33,21 @@ class Serving:
         self.policy = policy
         self.stream = stream
         self.pace_bytes_per_s = pace_bytes_per_s
-        self._order = order
-        self._place = {number: place for place, number in enumerate(order)}
+        numbers, places = np.asarray(order, np.int32), np.full(len(child_has), -1, np.int32)
+        places[numbers] = np.arange(len(numbers), dtype=np.int32)
+        wanted = np.frombuffer(here, np.uint8).astype(bool) & ~np.frombuffer(child_has, np.uint8).astype(bool)
+        self._order, self._places = array("i", numbers.tobytes()), array("i", places.tobytes())
+        """Packed, since a peer may ask for many streams of many chunks. A chunk without a place has -1."""
         self._over = child_has
-        self._ready = [place for place, number in enumerate(order) if here[number] and not child_has[number]]
+        self._first = array("i", np.flatnonzero(wanted[numbers])[::-1].astype(np.int32).tobytes())
+        """Places of chunks that were here from the start, the next one last."""
+        self._ready: list[int] = []
+        """Heap of the places of those that came since."""
 
     def arrived(self, number: int) -> bool:
         """The parent got this chunk; whether that gives the stream something to send."""
-        place = self._place.get(number)
-        if place is None or self._over[number]:
+        place = self._places[number]
+        if place < 0 or self._over[number]:
             return False
         heapq.heappush(self._ready, place)
         return True
@@ -52,8 +59,9 @@ class Serving:
 
     def next(self) -> int | None:
         """The chunk to send now."""
-        while self._ready:
-            number = self._order[heapq.heappop(self._ready)]
+        while self._first or self._ready:
+            from_start = bool(self._first) and not (self._ready and self._ready[0] < self._first[-1])
+            number = self._order[self._first.pop() if from_start else heapq.heappop(self._ready)]
             if not self._over[number]:
                 self._over[number] = 1
                 return number
@@ -62,31 +70,37 @@ class Serving:
     @property
     def backlog(self) -> int:
         """Chunks that could be sent now, at most."""
-        return len(self._ready)
+        return len(self._first) + len(self._ready)
 
 
 def order_of(stretches: Sequence[Stretch], spills: bool, count: int) -> list[int]:
     """Every chunk that the stream may carry, once, in order. Raises Malformed for stretches beyond the object."""
-    order: dict[int, None] = {}
+    parts = [np.empty(0, np.int64)]
     if sum(stretch.count for stretch in stretches) > count:
         raise Malformed(f"the stretches of a stream must not overlap, got more than the object's {count} chunks")
     for stretch in stretches:
         numbers = stretch.numbers() if abs(stretch.step) == 1 and 0 <= stretch.count <= count else range(-1, 0)
         if numbers and not (0 <= numbers[0] < count and 0 <= numbers[-1] < count):
             raise Malformed(f"a stretch must lie within the object's {count} chunks, got {stretch}")
-        order.update(dict.fromkeys(numbers))
+        if numbers:
+            parts.append(np.arange(numbers.start, numbers.stop, numbers.step))
     if spills:
-        order.update(dict.fromkeys(_rest(stretches, count)))
-    return list(order)
+        parts.append(_rest(stretches, count))
+    numbers_in_turn = np.concatenate(parts)
+    turns = np.arange(len(numbers_in_turn))
+    first_turn = np.empty(count, np.int64)
+    first_turn[numbers_in_turn[::-1]] = turns[::-1]  # of a chunk that is there twice the earlier turn is written last
+    order: list[int] = numbers_in_turn[first_turn[numbers_in_turn] == turns].tolist()
+    return order
 
 
-def _rest(stretches: Sequence[Stretch], count: int) -> Iterable[int]:
+def _rest(stretches: Sequence[Stretch], count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """All chunks, onwards from where the last stretch ended, around the object."""
     if not stretches:
-        return range(count)
+        return np.arange(count)
     last = stretches[-1]
     end = last.first + last.count * last.step
-    return ((end + k * last.step) % count for k in range(count))
+    return (end % count + last.step * np.arange(count)) % count
 
 
 def pack_flags(flags: bytearray) -> bytes:

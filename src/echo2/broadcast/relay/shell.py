@@ -109,7 +109,7 @@ class RelayShell:
                     tally = self._seed.tick(there, self._node, now)
                     unreachable = self._seed.probes_due(now)
             for source, number in unreachable:
-                self._probe_later(source, number)
+                self._probe(source, number)
             if tally is not None:
                 self._say(tally)
             self._act()
@@ -138,7 +138,7 @@ class RelayShell:
                 self._doors.dial(source, lane, lambda why, missed: self._dial_failed(source, lane, why, missed))
             case ln.OpenFile(manifest):
                 root = manifest.object_root
-                self._files.make(manifest, self._file_opened, lambda why, wish: self._file_failed(root, why, wish))
+                self._files.make(manifest, self._file_opened, lambda why, wish: self._not_opened(root, why, wish))
             case ln.CloseFile(root):
                 self._files.drop(root)
             case ln.Say(word):
@@ -159,9 +159,16 @@ class RelayShell:
                 self._node.opened(root, here, time.monotonic())
         self._act()
 
-    def _file_failed(self, root: str, why: str, wish: int | None = None) -> None:
+    def _not_opened(self, root: str, why: str, wish: int) -> None:
         with self._lock:
-            if wish is None or self._files.is_newest(root, wish):
+            if self._files.is_newest(root, wish):
+                self._node.file_failed(root, why)
+        self._act()
+
+    def _file_failed(self, file: ChunkFile, why: str) -> None:
+        root = file.manifest.object_root
+        with self._lock:
+            if self._files.get(root) is file:  # else it is the file of an earlier life of the object
                 self._node.file_failed(root, why)
         self._act()
 
@@ -182,18 +189,17 @@ class RelayShell:
             joins = self._seed is not None and not outbound and greeted.lane == 0
             if joins and self._seed is not None:
                 source = self._seed.link_up(number, greeted, now)
-                self._probe_later(source, number)
+                self._probe(source, number)
         self._act()
         wire.run()
         with self._lock:
             self._wires.forget(wire, greeted.peer)
 
-    def _probe_later(self, source: f.Source, number: int) -> None:
-        self._threads.start(lambda: self._probe(source, number), f"probe {source.node_id}")
-
     def _probe(self, source: f.Source, number: int) -> None:
         """Whether others can dial this node is tried, not asked (field report H11)."""
-        reachable = source.port > 0 and self._doors.can_reach(source)
+        self._doors.try_later(source, lambda reachable: self._probed(source, number, reachable))
+
+    def _probed(self, source: f.Source, number: int, reachable: bool) -> None:
         with self._lock:
             assert self._seed is not None, "only the seed probes"
             self._seed.probed(source, number, reachable, time.monotonic())
@@ -227,7 +233,7 @@ class RelayShell:
         try:
             file.read_into(out.number, frame[f.HEADER.size :])
         except IntegrityError as error:  # somebody cut the file short
-            self._file_failed(out.root, str(error))
+            self._file_failed(file, str(error))
             return f.padding(0)
         except OSError as error:  # the disk failed, perhaps only here and now; or the object was withdrawn
             self._cannot_read(number, out, str(error))
@@ -262,7 +268,7 @@ class RelayShell:
         try:
             file.put(chunk, data)
         except (DiskFull, OSError) as error:
-            return self._file_failed(root, str(error))
+            return self._file_failed(file, str(error))
         with self._lock:
             self._node.stored(root, stream, chunk, time.monotonic())
         return self._act()

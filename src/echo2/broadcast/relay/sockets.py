@@ -1,7 +1,8 @@
 """Relay connections from address to greeted peer.
 
 Invariant: whoever comes out of ``dial`` or ``accept`` proved its id with a certificate of the run, speaks this
-protocol and belongs to this run; all of it within a deadline, however slowly the other side speaks.
+protocol and belongs to this run; all of it within a deadline, however slowly the other side speaks and however many
+addresses it has. A name server takes its own time before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import ssl
 import struct
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from echo2.broadcast.relay import frames as f
 from echo2.errors import Malformed, Unauthorised
@@ -34,7 +36,12 @@ _SO_MAX_PACING_RATE = 47
 """Linux's number, which Python's ``socket`` does not name."""
 _FASTEST_PACE = 2**31
 """Bytes per second that do not fit the option any more; nothing is held back then."""
-_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENETDOWN, errno.EADDRNOTAVAIL})
+_OWN_TROUBLE = frozenset(
+    {
+        errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENETDOWN, errno.EADDRNOTAVAIL,
+        socket.EAI_AGAIN,  # no name server answers
+    }
+)  # fmt: skip
 _FLOW = struct.Struct("=120xQQ")
 """Where ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` lie in Linux's ``struct tcp_info``."""
 
@@ -75,9 +82,10 @@ def lanes_needed() -> int:
 
 def dial(source: f.Source, context: ssl.SSLContext, greet: f.Greet) -> Greeted:
     """Raises NotReached, OSError (TLS errors included), Malformed, Unauthorised when somebody else answers."""
-    deadline = time.monotonic() + GREETING_S
     try:
-        plain = socket.create_connection((source.host, source.port), timeout=GREETING_S)
+        addresses = socket.getaddrinfo(source.host, source.port, type=socket.SOCK_STREAM)
+        deadline = time.monotonic() + GREETING_S
+        plain = _connect([address[:2] for *_, address in addresses], deadline)
     except (ValueError, OverflowError):  # not even a host name, or a port
         where = f"{source.host[:80]}:{source.port}"
         raise NotReached(f"relay {source.node_id} must have an address, not {where}") from None
@@ -90,6 +98,18 @@ def dial(source: f.Source, context: ssl.SSLContext, greet: f.Greet) -> Greeted:
         greeted.sock.close()
         raise Unauthorised(f"{source.host}:{source.port} must be relay {source.node_id}, it is {greeted.peer}")
     return greeted
+
+
+def _connect(addresses: Sequence[tuple[Any, ...]], deadline: float) -> socket.socket:
+    """To the first that answers. One that does not takes only its share of the time from those after it."""
+    for place, address in enumerate(addresses, start=1):
+        share_s = max(deadline - time.monotonic(), 0.01) / (len(addresses) - place + 1)
+        try:
+            return socket.create_connection(address, timeout=share_s)
+        except OSError as error:
+            if place == len(addresses) or error.errno in _OWN_TROUBLE:
+                raise
+    raise NotReached("a name must have an address")
 
 
 def accept(sock: socket.socket, context: ssl.SSLContext, greet: f.Greet) -> Greeted:
