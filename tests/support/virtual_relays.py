@@ -203,9 +203,11 @@ class Relays:
     # ---- links -------------------------------------------------------------------------------------------------
 
     def _connect(self, name: str, peer: str, lane: int) -> None:
-        if not self._alive(name):
+        if name in self.dead:
             return
-        if peer in self.dead or peer in self.unreachable:
+        if name in self.frozen:  # it hears what came of its dialling when it goes on
+            self.at(TICK_S, lambda: self._connect(name, peer, lane))
+        elif peer in self.dead or peer in self.unreachable:
             self._dial_failed(name, peer, lane, "refused")
         elif peer in self.frozen:
             self.at(5.0, lambda: self._dial_failed(name, peer, lane, "timed out"))
@@ -218,6 +220,11 @@ class Relays:
             self.act(name)
 
     def _dial_failed(self, name: str, peer: str, lane: int, why: str) -> None:
+        if name in self.dead:
+            return
+        if name in self.frozen:
+            self.at(TICK_S, lambda: self._dial_failed(name, peer, lane, why))
+            return
         self.nodes[name].dial_failed(peer, lane, why, self.now)
         self.act(name)
 

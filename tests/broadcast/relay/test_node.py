@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import msgspec
 import pytest
 from virtual_relays import CHUNK_BYTES, Relays, object_manifest
 
-from echo2.broadcast.plan.model import SEED, Stretch
+from echo2.broadcast.director.assignments import Assignments
+from echo2.broadcast.plan.make import make_plan
+from echo2.broadcast.plan.model import SEED, Stretch, Topology
+from echo2.broadcast.plan.model import Node as PlannedNode
 from echo2.broadcast.relay import frames as f
 from echo2.broadcast.relay.intake import SILENT_S
 from echo2.broadcast.relay.links import Hangup
@@ -442,3 +447,49 @@ def test_a_child_of_an_object_that_made_room_for_newer_ones_is_refused_at_once()
     relays.assign("a", f.Assign(1, b"signed", (), ("b",), 1), object_manifest(1, 99))
     assert relays.nodes["a"]._receiver.get(oldest.object_root) is None
     assert link.servings == {}
+
+
+def disturb(relays: Relays, fault: str, name: str) -> None:
+    match fault:
+        case "kill" if name not in relays.dead:
+            relays.kill(name)
+        case "freeze":
+            relays.frozen.add(name)
+        case "thaw":
+            relays.frozen.clear()
+        case "corrupt":
+            relays.corrupt.add(name)
+        case "slow":
+            relays.slow[name] = 0.05
+        case "unreachable":
+            relays.unreachable.add(name)
+        case "hold back" if name not in relays.dead:
+            relays.stop_chunks(name)
+        case "refuse" if name not in relays.dead:
+            for link in relays.nodes[name]._links:
+                for stream in list(link.servings):
+                    relays.nodes[name].unreadable(link.number, stream)
+            relays.act(name)
+
+
+FAULTS = ("kill", "freeze", "thaw", "corrupt", "slow", "unreachable", "hold back", "refuse")
+
+
+@pytest.mark.parametrize("topology", [Topology.CHAIN, Topology.RING, Topology.TREE])
+def test_i7_whatever_fails_on_the_way_everybody_that_lives_gets_the_object(topology: Topology) -> None:
+    for seed in range(25):
+        random = Random(f"{topology} {seed}")
+        names = tuple(f"w{k}" for k in range(random.choice((1, 3, 6))))
+        manifest = object_manifest(random.choice((1, 2, 60)))
+        relays = joined(names, lanes=random.choice((1, 4)))
+        nodes = [PlannedNode(name, random.choice((2e6, 6e6)), 6e6) for name in names]
+        plan = make_plan(topology, nodes, 12e6, manifest.object_size, CHUNK_BYTES, relays.latency_s, 1.1)
+        relays.nodes[SEED].publish(manifest, relays.now)
+        for name, part in Assignments(b"signed").update(plan, {name: relays.source(name) for name in (SEED, *names)}):
+            relays.assign(name, part, manifest)
+        for _ in range(random.randrange(6)):
+            relays.run(random.choice((0.05, 0.3, 1.0, 4.0)))
+            disturb(relays, random.choice(FAULTS), random.choice(names))
+        relays.frozen.clear()
+        if alive := [name for name in names if name not in relays.dead]:
+            relays.run_until_whole(manifest.object_root, alive, 60.0)
