@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo2.broadcast.relay.renewal import FIRST_S, PAUSE_S, RENEW_S, Renewal
+from echo2.broadcast.relay.renewal import FLOWS_S, PAUSE_S, RENEW_S, Renewal
 
-LOOK_S = 0.125
+LOOK_S = 0.0625
 LONGEST_S = 10.0
 """After so long without renewal BBR makes a gap."""
 
 
 class Line:
-    """A connection that is looked at eight times a second."""
+    """A connection that is looked at sixteen times a second."""
 
     def __init__(self) -> None:
         self.renewal = Renewal()
@@ -31,28 +33,31 @@ class Line:
         return renewed
 
 
-def test_a_held_connection_is_renewed_before_it_would_make_a_gap() -> None:
-    assert Line().goes(20.0) == [FIRST_S, FIRST_S + RENEW_S, FIRST_S + 2 * RENEW_S]
-    assert FIRST_S + RENEW_S <= LONGEST_S
-
-
-def test_a_short_transfer_goes_on_with_what_is_known() -> None:
-    line = Line()
-    for _ in range(5):
-        assert not line.goes(FIRST_S - LOOK_S)
-        assert not line.goes(1.0, sends=False)
+def test_a_held_connection_is_renewed_as_soon_as_it_flows_and_before_it_would_make_a_gap() -> None:
+    first_s, *later_s = Line().goes(20.0)
+    assert FLOWS_S <= first_s <= 2 * FLOWS_S
+    assert [after - before for before, after in pairwise([first_s, *later_s])] == [RENEW_S, RENEW_S]
+    assert RENEW_S + 2 * FLOWS_S < LONGEST_S
 
 
 def test_a_free_connection_and_an_idle_one_are_left_alone() -> None:
     assert not Line().goes(30.0, held=False)
     line = Line()
-    assert line.goes(FIRST_S + 2 * LOOK_S)
+    assert line.goes(1.0)
     assert not line.goes(30.0, sends=False)
+
+
+def test_each_transfer_begins_with_what_is_known_of_the_connection() -> None:
+    line = Line()
+    for _ in range(5):
+        assert not line.goes(LOOK_S)
+        assert len(line.goes(1.0)) == 1
+        assert not line.goes(2 * PAUSE_S, sends=False)
 
 
 def test_a_pause_between_chunks_changes_nothing() -> None:
     line = Line()
-    line.goes(FIRST_S - PAUSE_S)
+    line.goes(RENEW_S)
     assert not line.goes(PAUSE_S - LOOK_S, sends=False)
     assert len(line.goes(4 * LOOK_S)) == 1
 
@@ -64,5 +69,5 @@ def test_it_is_never_renewed_twice_within_the_time_between_two(steps: list[tuple
         now, acked = now + passed_s, acked + sends
         if renewal.is_due(held, acked, now):
             assert held
-            assert now - last_s >= FIRST_S
+            assert now - last_s >= FLOWS_S
             last_s = now

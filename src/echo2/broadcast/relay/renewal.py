@@ -1,21 +1,21 @@
 """When the congestion control of a held connection begins anew.
 
-Invariant: only a connection that is held and sends is renewed, first after ``FIRST_S`` and then every ``RENEW_S``.
-Pure.
+Invariant: only a connection that is held and sends is renewed, as soon as it flows and then every ``RENEW_S``. Pure.
 
 Unless told otherwise BBR sends next to nothing for a fifth of a second every ten seconds, to see how long packets take
-through an empty line. In a chain those gaps add up, hop by hop: all lines are equally fast, so nobody catches up. A
-connection that is held below its line's rate finds the line empty anyway. Beginning anew it knows its rate after a
-round trip, and the next gap is ten seconds away again.
+through an empty line. In a chain those gaps add up, hop by hop: all lines are equally fast, so nobody catches up; and
+an object that takes a second is late by a fifth wherever one falls into it. A connection that is held below its line's
+rate finds the line empty anyway. In full flow it can begin anew without a pause: it knows its rate again after a round
+trip, and the next gap is ten seconds away. From rest it would have to find its rate, so there it keeps what it knows.
 """
 
 from __future__ import annotations
 
-FIRST_S = 2.0
-"""Of sending. What takes less is not disturbed: its rate is known from the transfers before."""
+FLOWS_S = 0.1
+"""After the first bytes arrived."""
 RENEW_S = 8.0
 PAUSE_S = 0.5
-"""Longer ones end the sending: after them BBR measures for nothing."""
+"""Longer ones end the flow: after them BBR measures for nothing."""
 
 
 class Renewal:
@@ -33,7 +33,7 @@ class Renewal:
         if not held or now - self._grew_s > PAUSE_S:
             self._due_s = None
         elif self._due_s is None:
-            self._due_s = now + FIRST_S
+            self._due_s = now + FLOWS_S
         elif grows and now >= self._due_s:
             self._due_s = now + RENEW_S
             return True
