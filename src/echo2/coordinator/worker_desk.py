@@ -50,6 +50,7 @@ class WorkerDesk:
         if self.books.evaluation is not None:
             self.books.evaluation.reconcile(worker_id, held, granted_before=now)
         self.fleet.workers[worker_id].installed = None
+        self.fleet.restarted(worker_id)
 
     def heartbeat(self, worker_id: str, beat: Heartbeat, now: float) -> HeartbeatReply:
         worker = self.fleet.workers[worker_id]
