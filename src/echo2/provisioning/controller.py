@@ -25,17 +25,14 @@ trained. While T_bcast is unknown nothing is released.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-
 import msgspec
 
 from echo2.provisioning import budget, excess
-from echo2.provisioning.budget import Liability
-from echo2.provisioning.capacity import SECONDS_PER_H, Infeasible
-from echo2.provisioning.decisions import Activate, Decision, End, Keep, Release
-from echo2.provisioning.market import Learned, choose, expected_of, learned_of, least_dear, open_offers
+from echo2.provisioning.capacity import Infeasible
+from echo2.provisioning.decisions import Decision, End, Keep, Release
+from echo2.provisioning.market import choose, expected_of, learned_of, least_dear, open_offers
 from echo2.provisioning.observation import Observation, merged
-from echo2.provisioning.offers import Offer, effective_usd_per_h
+from echo2.provisioning.orders import Picks, place, why_nothing
 from echo2.provisioning.roster import Happened, Roster, Start
 from echo2.provisioning.rules import Requirement, Rules, requirement
 from echo2.provisioning.tariff import Tariff
@@ -67,7 +64,8 @@ class State(msgspec.Struct, frozen=True):
 
     roster: Roster = Roster()
     tariff: Tariff = Tariff()
-    learned: dict[str, Learned] = {}
+    learned: dict[str, dict[str, float]] = {}
+    """``market.Learned``"""
     periods: Periods = Periods()
     judged_s: float = -math.inf
     acted_s: float = -math.inf
@@ -108,12 +106,10 @@ def _look(state: State, seen: Observation, rules: Rules) -> tuple[State, Happene
     lost = (*state.lost, *(f"{name} went away" for name in happened.lost))
     lost = (*lost, *(f"{name} did not start" for name in happened.failed))[-_LOSSES_TOLD:]
     tariff = state.tariff.learn(seen.listings, seen.now_s)
-    return msgspec.structs.replace(state, roster=roster, tariff=tariff, learned=learned, lost=lost), happened
+    return msgspec.structs.replace(state, roster=roster, tariff=tariff, learned=dict(learned), lost=lost), happened
 
 
-def _give_up(
-    state: State, seen: Observation, happened: Happened, rules: Rules
-) -> tuple[tuple[Release, ...], State]:
+def _give_up(state: State, seen: Observation, happened: Happened, rules: Rules) -> tuple[tuple[Release, ...], State]:
     """Machines that cost money and do not work: those whose deadline passed, and those long silent."""
     offers = {machine.machine_id: machine.offer for machine in seen.machines}
     longest_s = rules.sustain * rules.period_s
@@ -167,9 +163,7 @@ def _hold_target(state: State, view: View, need: Requirement, rules: Rules) -> t
     return state, (Keep(_kept(periods, cooled=cooled, covered=covered, told=told)),)
 
 
-def _judge(
-    state: State, view: View, need: Requirement, rules: Rules, *, spare: bool, dear: bool
-) -> State:
+def _judge(state: State, view: View, need: Requirement, rules: Rules, *, spare: bool, dear: bool) -> State:
     """Count this decision period, once."""
     if view.seen.now_s - state.judged_s < rules.period_s * (1 - _PERIOD_SLACK):
         return state
@@ -193,64 +187,19 @@ def _may_swap(state: State, view: View, need: Requirement, spare: list[str]) -> 
     return led_to_a_release or view.seen.now_s - state.swapped_s >= _SWAP_PATIENCE_S
 
 
-def _cover(state: State, view: View, missing_per_s: float, why: str, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
+def _cover(
+    state: State, view: View, missing_per_s: float, why: str, rules: Rules
+) -> tuple[State, tuple[Decision, ...]]:
     """Cheapest first, or as the policy says."""
     picks = choose(view.open.offers, missing_per_s, rules, state.roster.ordered)
     return _activate(state, view, picks, why, rules)
 
 
-def _activate(
-    state: State, view: View, picks: list[tuple[Offer, int]], why: str, rules: Rules
-) -> tuple[State, tuple[Decision, ...]]:
-    """Order what the budget allows of ``picks``, in their order."""
-    seen, ordered = view.seen, state.roster.ordered
-    starts: dict[str, Start] = {}
-    decisions: list[Decision] = []
-    for offer, machines in picks:
-        cost = effective_usd_per_h(offer, rules.terms)
-        fresh: dict[str, Start] = {}
-        for _ in range(machines):
-            start = Start(
-                offer.name,
-                offer.expected_rollouts_per_s,
-                cost,
-                seen.now_s + rules.start_s,
-                seen.now_s + offer.min_rental_h * SECONDS_PER_H,
-            )
-            owed = [Liability(s.usd_per_h, s.paid_until_s) for s in (*starts.values(), *fresh.values(), start)]
-            if not budget.affords(view.standing, owed, rules):
-                break
-            fresh[f"{offer.name}-{ordered + len(starts) + len(fresh) + 1}"] = start
-        if fresh:
-            decisions.append(_activation(view, offer, cost, fresh, why, rules))
-            starts.update(fresh)
+def _activate(state: State, view: View, picks: Picks, why: str, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
+    roster, decisions = place(view, state.roster, picks, why, rules)
     if not decisions:
-        return state, (Keep(f"{why}; nothing is activated: {_why_nothing(view, picks, rules)}"),)
-    acted = msgspec.structs.replace(state, roster=state.roster.order(starts), periods=Periods(), acted_s=seen.now_s)
-    return acted, tuple(decisions)
-
-
-def _activation(
-    view: View, offer: Offer, cost_usd_per_h: float, starts: Mapping[str, Start], why: str, rules: Rules
-) -> Activate:
-    price, now_s = view.open.prices[offer.name], view.seen.now_s
-    rho = cost_usd_per_h / offer.expected_rollouts_per_s
-    terms = (
-        f"{len(starts)} of {offer.name} at {price.usd_per_h:.4g} USD/h (the price of {max(0.0, now_s - price.at_s):.0f} s "
-        f"ago) and {offer.expected_rollouts_per_s:.3g} trajectories/s each, {rho:.3g} USD/h per trajectory/s"
-    )
-    return Activate(
-        offer.name, tuple(starts), price.usd_per_h, price.at_s, now_s + rules.start_s, f"{why}; activates {terms}"
-    )
-
-
-def _why_nothing(view: View, picks: list[tuple[Offer, int]], rules: Rules) -> str:
-    if picks:
-        return (
-            f"of the budget of {rules.budget_usd:g} USD, {view.standing.spent_usd:.4g} USD are spent and the rest must "
-            "pay for what runs and for the end"
-        )
-    return "; ".join(view.open.closed) or "there are no offers"
+        return state, (Keep(f"{why}; nothing is activated: {why_nothing(view, picks, rules)}"),)
+    return msgspec.structs.replace(state, roster=roster, periods=Periods(), acted_s=view.seen.now_s), decisions
 
 
 def _release(state: State, view: View, names: list[str], why: str) -> tuple[State, tuple[Decision, ...]]:

@@ -60,7 +60,9 @@ def replacement(view: View, need: Requirement, rules: Rules) -> Replacement | No
         return None
     for machine in _by_cost(view, rules)[:_LOOKED_AT]:
         rest = pooled(other.rate for name, other in view.active.items() if name != machine.machine_id)
-        enough = max(need.mu_target_per_s * (1 + BAND), need.mu_target_per_s + _SURE_DEVIATIONS * math.sqrt(rest.variance))
+        enough = max(
+            need.mu_target_per_s * (1 + BAND), need.mu_target_per_s + _SURE_DEVIATIONS * math.sqrt(rest.variance)
+        )
         missing = enough - rest.mean_per_s
         picks = choose(view.open.offers, missing, rules, 0) if missing > 0 else []
         brought = math.fsum(offer.expected_rollouts_per_s * count for offer, count in picks)

@@ -27,14 +27,12 @@ _TELLING_DELIVERIES = 8.0
 """An estimate of so many deliveries' weight (a third of uncertainty) tells of its offer."""
 _TELLING_DEVIATIONS = 2.0
 """…as does one that is surely below what the offer says, however few they were."""
+_REMEMBERED = 64
+"""Machines of an offer that are remembered, the newest."""
 _LEAST_PER_S = 1e-9
 
-
-class Learned(msgspec.Struct, frozen=True):
-    """Of an offer's machines that were measured."""
-
-    sum_per_s: float
-    machines: int
+Learned = Mapping[str, dict[str, float]]
+"""By offer and machine: trajectories per second of those that were measured."""
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -47,25 +45,26 @@ class Open(msgspec.Struct, frozen=True):
     """For people: offers that may not be ordered from, and why."""
 
 
-def learned_of(before: Mapping[str, Learned], seen: Observation) -> dict[str, Learned]:
-    """By offer, what its active machines deliver; what was learned of machines that are gone stays."""
+def learned_of(before: Learned, seen: Observation) -> Learned:
+    """What the active machines of each offer deliver; what was learned of machines that are gone stays."""
     stated = {listing.offer.name: listing.offer.rollouts_per_s for listing in seen.listings}
-    telling: dict[str, list[float]] = {}
+    learned = dict(before)
     for machine in seen.machines:
-        if machine.phase is Phase.ACTIVE and machine.available and _tells(machine.rate, stated.get(machine.offer)):
-            telling.setdefault(machine.offer, []).append(machine.rate.mean_per_s)
-    now = {name: Learned(math.fsum(rates), len(rates)) for name, rates in telling.items() if name}
-    return {**before, **now}
+        heard = machine.phase is Phase.ACTIVE and machine.available and machine.offer
+        if heard and _tells(machine.rate, stated.get(machine.offer)):
+            rates = {**learned.get(machine.offer, {}), machine.machine_id: machine.rate.mean_per_s}
+            learned[machine.offer] = dict(list(rates.items())[-_REMEMBERED:])
+    return learned
 
 
-def expected_of(seen: Observation, learned: Mapping[str, Learned]) -> dict[str, float]:
+def expected_of(seen: Observation, learned: Learned) -> dict[str, float]:
     """By offer, trajectories per second of a machine, less the time in which it is down."""
     offers = (listing.offer for listing in seen.listings)
-    return {offer.name: offer.reliability * _expected(offer, learned.get(offer.name)) for offer in offers}
+    return {offer.name: offer.reliability * _expected(offer, learned) for offer in offers}
 
 
 def open_offers(
-    seen: Observation, roster: Roster, tariff: Tariff, learned: Mapping[str, Learned], rules: Rules
+    seen: Observation, roster: Roster, tariff: Tariff, learned: Learned, rules: Rules
 ) -> Open:
     used = _in_use(seen.machines, roster)
     offers, prices, closed = [], {}, []
@@ -80,10 +79,8 @@ def open_offers(
         elif left < 1:
             closed.append(f"{offer.name}: all {offer.count} are in use")
         else:
-            rate = _expected(offer, learned.get(offer.name))
-            offers.append(
-                msgspec.structs.replace(offer, count=left, usd_per_h=price.usd_per_h, rollouts_per_s=rate)
-            )
+            rate = _expected(offer, learned)
+            offers.append(msgspec.structs.replace(offer, count=left, usd_per_h=price.usd_per_h, rollouts_per_s=rate))
             prices[offer.name] = price
     return Open(tuple(offers), prices, tuple(closed))
 
@@ -121,10 +118,9 @@ def _in_use(machines: Iterable[Machine], roster: Roster) -> Counter[str]:
     return Counter(offer_of.values())
 
 
-def _expected(offer: Offer, learned: Learned | None) -> float:
-    if learned is None:
-        return offer.rollouts_per_s
-    return max(_LEAST_PER_S, (offer.rollouts_per_s + learned.sum_per_s) / (1 + learned.machines))
+def _expected(offer: Offer, learned: Learned) -> float:
+    rates = [rate for _, rate in sorted(learned.get(offer.name, {}).items())]
+    return max(_LEAST_PER_S, math.fsum((offer.rollouts_per_s, *rates)) / (1 + len(rates)))
 
 
 def _tells(rate: Estimate, stated_per_s: float | None) -> bool:

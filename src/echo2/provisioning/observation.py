@@ -98,7 +98,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 def merged(machines: Iterable[Machine]) -> tuple[Machine, ...]:
     """Each machine once, by id: of several reports the one furthest in its life, which keeps what others know."""
     found: dict[str, Machine] = {}
-    for machine in sorted(machines, key=lambda m: (m.machine_id, _REACHED.index(m.phase), m.delivered, m.rate.mean_per_s)):
+    for machine in sorted(
+        machines, key=lambda m: (m.machine_id, _REACHED.index(m.phase), m.delivered, m.rate.mean_per_s)
+    ):
         before = found.get(machine.machine_id)
         if before is not None:
             machine = msgspec.structs.replace(

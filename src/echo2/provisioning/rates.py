@@ -18,14 +18,14 @@ and leaves the mean alone.
   a pool larger than the demand would look exactly as large as the demand, and nothing could ever be released.
 - A change is looked for: where the deliveries since some delivery tell of another rate than those before it (a
   likelihood ratio, and longer than the longest pause before), only those since count, and all before weighs as much as
-  one delivery. A steady worker has a long memory, a changed one a short one.
+  two deliveries. A steady worker has a long memory, a changed one a short one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import msgspec
 
@@ -35,10 +35,13 @@ PRIOR_DELIVERIES = 2.0
 """Weight of the rate an offer states: a worker that stays silent for two expected gaps is believed half of it."""
 ESTIMATED_DELIVERIES = 1.0
 """The same for a rate that was computed and that nobody measured."""
-_CHANGE = 3.0
-"""Log-likelihood ratio from which a rate counts as changed: 1 in 70 by chance, where deliveries come at random."""
-_BEFORE_DELIVERIES = 1.0
+_CHANGE = 3.5
+"""Log-likelihood ratio from which a rate counts as changed: 1 in 120 by chance, where deliveries come at random. A
+worker that stops shows after four or five of the deliveries it would have made, one that falls to a third after ten."""
+_BEFORE_DELIVERIES = 2.0
 """Weight of all that was before a change."""
+_LEAST_PER_S = 1e-9
+"""What an offer states below this is nothing, as in price lists."""
 _DISPERSION_WEIGHT = 2.0
 """Gaps at the weight of which deliveries count as random (phi = 1) until they show what they are."""
 
@@ -129,7 +132,7 @@ class DeliveryRate(msgspec.Struct, frozen=True, kw_only=True):
         rows = list(accumulate((rows for _, rows in self.deliveries), initial=0))
         now_working_s = max(now_s - self.held_s, times[-1])
         per_row = len(self.deliveries) / (rows[-1] * _dispersion(times)) if rows[-1] else 1.0
-        since, weight, before_per_s = 0, self.prior_deliveries if self.prior_per_s > 0 else 0.0, self.prior_per_s
+        since, weight, before_per_s = 0, self.prior_deliveries, self.prior_per_s
         while (cut := _last_change(times, rows, since, now_working_s, per_row)) is not None:
             weight, before_per_s = _BEFORE_DELIVERIES, (rows[cut] - rows[since]) / (times[cut] - times[since])
             since = cut
@@ -137,21 +140,20 @@ class DeliveryRate(msgspec.Struct, frozen=True, kw_only=True):
 
     def _before(self, silent_s: float) -> Estimate:
         """While nothing came."""
-        if self.prior_per_s <= 0:
-            return Estimate()
         return _posterior(self.prior_deliveries, self.prior_per_s, 0, silent_s, 1 / self.rows_per_delivery)
 
 
 def _posterior(weight: float, before_per_s: float, rows: float, seconds: float, per_row: float) -> Estimate:
     """rows came in so many seconds, each worth ``per_row`` deliveries; before that, weight deliveries' worth."""
-    shape = weight + rows * per_row
-    exposure = (weight / before_per_s if before_per_s > 0 else 0.0) + seconds * per_row
+    shape, exposure = rows * per_row, seconds * per_row
+    if before_per_s >= _LEAST_PER_S:
+        shape, exposure = shape + weight, exposure + weight / before_per_s
     return Estimate(shape / exposure, shape / exposure**2) if exposure > 0 else Estimate()
 
 
 def _dispersion(times: Sequence[float]) -> float:
     """phi: the mean time to the next delivery from any moment, in mean gaps; at least 1/2 (Cauchy and Schwarz)."""
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
     mean = math.fsum(gaps) / len(gaps)
     if mean <= 0:
         return 1.0
@@ -159,9 +161,7 @@ def _dispersion(times: Sequence[float]) -> float:
     return (_DISPERSION_WEIGHT + len(gaps) * seen) / (_DISPERSION_WEIGHT + len(gaps))
 
 
-def _last_change(
-    times: Sequence[float], rows: Sequence[int], since: int, now_s: float, per_row: float
-) -> int | None:
+def _last_change(times: Sequence[float], rows: Sequence[int], since: int, now_s: float, per_row: float) -> int | None:
     """The delivery after ``since`` that best parts two rates, if they differ by more than chance; else None.
 
     times[i] and rows[i]: when delivery i came and how many rows had come with it (0: the opening of the window).

@@ -59,7 +59,7 @@ class Happened(msgspec.Struct, frozen=True):
 
 class Roster(msgspec.Struct, frozen=True):
     ordered: int = 0
-    """Machines ever ordered; numbers them."""
+    """Number of the newest order."""
     starts: dict[str, Start] = {}
     working: dict[str, Worked] = {}
     """Active and heard, by id."""
@@ -78,8 +78,9 @@ class Roster(msgspec.Struct, frozen=True):
         page.take_in()
         return page.closed(), Happened(tuple(page.lost), tuple(page.failed), tuple(page.overdue))
 
-    def order(self, starts: Mapping[str, Start]) -> Roster:
-        return msgspec.structs.replace(self, ordered=self.ordered + len(starts), starts={**self.starts, **starts})
+    def order(self, starts: Mapping[str, Start], last: int) -> Roster:
+        """``last``: the highest number that was given."""
+        return msgspec.structs.replace(self, ordered=last, starts={**self.starts, **starts})
 
     def dismiss(self, *machine_ids: str) -> Roster:
         gone = frozenset(machine_ids)

@@ -43,9 +43,7 @@ def view_of(seen: Observation, roster: Roster, offers: Open) -> View:
     active = {m.machine_id: m for m in seen.machines if m.machine_id in roster.working}
     coming = [stated(start.expected_per_s) for _, start in sorted(roster.starts.items())]
     pool = pooled(machine.rate for machine in active.values())
-    return View(
-        seen, offers, active, pool, pooled([pool, *coming]), len(roster.starts), _standing(seen, roster)
-    )
+    return View(seen, offers, active, pool, pooled([pool, *coming]), len(roster.starts), _standing(seen, roster))
 
 
 def _standing(seen: Observation, roster: Roster) -> Standing:
