@@ -53,7 +53,8 @@ class SimMachine:
         self.paid_until_s = now_s + seller.offer.min_rental_h * SECONDS_PER_H
         self.true_per_s = seller.true_per_s
         self.heard = True
-        self.rate = DeliveryRate(prior_per_s=seller.offer.rollouts_per_s, rows_per_delivery=ROWS)
+        lead_s = 0.5 * ROWS / self.true_per_s if self.true_per_s else 0.0
+        self.rate = DeliveryRate(prior_per_s=seller.offer.rollouts_per_s, rows_per_delivery=ROWS, lead_s=lead_s)
         self.draw = Random(f"{seed}/{machine_id}")
         self.next_s = 0.0
 
@@ -159,13 +160,15 @@ class ClosedLoop:
 
     def _machine(self, machine: SimMachine) -> Machine:
         active = machine.phase is Phase.ACTIVE
-        rate = Estimate(machine.true_per_s) if self.exact else machine.rate.estimate(self.now_s)
+        rate = Estimate()
+        if active:
+            rate = Estimate(machine.true_per_s) if self.exact else machine.rate.estimate(self.now_s)
         return Machine(
             machine_id=machine.machine_id,
             offer=machine.seller.offer.name,
             phase=machine.phase,
             usd_per_h=machine.usd_per_h,
-            rate=rate if active else Estimate(),
+            rate=rate,
             available=machine.heard,
             delivered=bool(machine.rate.deliveries) or (self.exact and active),
             paid_until_s=machine.paid_until_s,

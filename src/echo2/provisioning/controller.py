@@ -71,8 +71,8 @@ class State(msgspec.Struct, frozen=True):
     acted_s: float = -math.inf
     lost: tuple[str, ...] = ()
     """Machines that went away and are not replaced yet, in words."""
-    swapped: str = ""
-    """The machine that the last replacement was for."""
+    swapped: tuple[str, ...] = ()
+    """Machines that the last replacement was for."""
     swapped_s: float = -math.inf
     ending: bool = False
 
@@ -84,7 +84,8 @@ def decide(state: State, seen: Observation, rules: Rules) -> tuple[State, tuple[
     stopped, state = _give_up(state, seen, happened, rules)
     if state.ending:
         return state, (*stopped, Keep("the run is ending: nothing is activated any more"))
-    view = view_of(seen, state.roster, open_offers(seen, state.roster, state.tariff, state.learned, rules))
+    offers = open_offers(seen, state.roster, state.tariff, state.learned, rules)
+    view = view_of(seen, state.roster, offers, expected_of(seen, state.learned))
     if (why := budget.over(view.standing, rules)) is not None:
         return msgspec.structs.replace(state, ending=True), (*stopped, End(why))
     try:
@@ -138,7 +139,7 @@ def _before_profile(state: State, view: View, rules: Rules) -> tuple[State, tupl
 
 
 def _hold_target(state: State, view: View, need: Requirement, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
-    spare = excess.releasable(view, need, rules) if need.settled else []
+    spare = excess.releasable(view, need, rules, state.swapped) if need.settled else []
     dear = excess.replacement(view, need, rules) if _may_swap(state, view, need, spare) else None
     state = _judge(state, view, need, rules, spare=bool(spare), dear=dear is not None)
     missing = need.mu_target_per_s - view.planned.mean_per_s
@@ -158,7 +159,7 @@ def _hold_target(state: State, view: View, need: Requirement, rules: Rules) -> t
     if periods.spare >= rules.sustain and cooled and spare:
         return _release(state, view, spare, f"more than enough for {periods.spare} decision periods; {told}")
     if periods.dear >= rules.sustain and cooled and dear is not None:
-        state = msgspec.structs.replace(state, swapped=dear.machine_id, swapped_s=view.seen.now_s)
+        state = msgspec.structs.replace(state, swapped=dear.machine_ids, swapped_s=view.seen.now_s)
         return _activate(state, view, dear.picks, f"{dear.reason}; {told}", rules)
     return state, (Keep(_kept(periods, cooled=cooled, covered=covered, told=told)),)
 
@@ -183,7 +184,7 @@ def _may_swap(state: State, view: View, need: Requirement, spare: list[str]) -> 
     """Not beside other changes; one replacement has to lead somewhere before the next."""
     if not need.settled or spare or state.roster.starts or is_short(view, need):
         return False
-    led_to_a_release = state.swapped not in state.roster.working
+    led_to_a_release = not any(name in state.roster.working for name in state.swapped)
     return led_to_a_release or view.seen.now_s - state.swapped_s >= _SWAP_PATIENCE_S
 
 
@@ -206,7 +207,7 @@ def _release(state: State, view: View, names: list[str], why: str) -> tuple[Stat
     decisions = []
     for name in names:
         machine = view.active[name]
-        rho = excess.unit_cost(machine)
+        rho = excess.unit_cost(machine, view)
         terms = f"{machine.usd_per_h:.4g} USD/h for {machine.rate.mean_per_s:.3g} trajectories/s, {rho:.3g} per trajectory/s"
         decisions.append(Release(name, machine.offer, f"{why}; releases {name} ({terms})"))
     acted = msgspec.structs.replace(

@@ -8,6 +8,7 @@ would be paid for all the same), and nothing that costs nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from random import Random
 
 import msgspec
@@ -22,26 +23,42 @@ from echo2.provisioning.view import SLACK, View
 BAND = 0.05
 """What stays must exceed the target by this share: between it and the target nothing happens (I03)."""
 _SURE_DEVIATIONS = 2.0
+_OFFER_DELIVERIES = 8.0
+"""Weight of what an offer's machines deliver beside what one of them did."""
 _LOOKED_AT = 8
 """Dearest machines for which a replacement is looked for."""
 
 
 class Replacement(msgspec.Struct, frozen=True):
-    machine_id: str
+    machine_ids: tuple[str, ...]
+    """The dear ones."""
     picks: list[tuple[Offer, int]]
     reason: str
 
 
-def unit_cost(machine: Machine) -> float:
-    """rho: USD per hour for a trajectory per second; infinite for a machine that delivers nothing."""
-    return machine.usd_per_h / machine.rate.mean_per_s if machine.rate.mean_per_s > 0 else math.inf
+def unit_cost(machine: Machine, view: View) -> float:
+    """rho: USD per hour for a trajectory per second; infinite for a machine that delivers nothing.
+
+    What is not known of the machine itself is taken from its offer: an estimate counts as far as it is sure, so that
+    luck does not make one of a kind look dearer than the others.
+    """
+    rate = machine.rate
+    deliveries = math.inf if rate.variance <= 0 < rate.mean_per_s else 0.0
+    if rate.variance > 0:
+        deliveries = rate.mean_per_s**2 / rate.variance
+    own = 1.0 if math.isinf(deliveries) else deliveries / (deliveries + _OFFER_DELIVERIES)
+    mean_per_s = own * rate.mean_per_s + (1 - own) * view.expected_per_s.get(machine.offer, rate.mean_per_s)
+    return machine.usd_per_h / mean_per_s if mean_per_s > 0 else math.inf
 
 
-def releasable(view: View, need: Requirement, rules: Rules) -> list[str]:
-    """Machines that can go together: the dearest first, each if what then stays is enough."""
+def releasable(view: View, need: Requirement, rules: Rules, first: Collection[str] = ()) -> list[str]:
+    """Machines that can go together: the dearest first, each if what then stays is enough.
+
+    first: machines that others were activated to replace; they are dear whatever their estimates say today.
+    """
     staying = dict(view.active)
     found = []
-    for machine in _by_cost(view, rules):
+    for machine in _by_cost(view, rules, first):
         if view.pool.mean_per_s < need.mu_target_per_s * (1 + BAND):
             break
         rest = {name: other for name, other in staying.items() if name != machine.machine_id}
@@ -52,28 +69,40 @@ def releasable(view: View, need: Requirement, rules: Rules) -> list[str]:
 
 
 def replacement(view: View, need: Requirement, rules: Rules) -> Replacement | None:
-    """Machines that would deliver what a dear one does, for at least ``Rules.saving`` less; None where there are none.
-
-    ``random`` (NoCost) does not look at costs.
+    """Machines that would deliver what the dearest ones do, for at least ``Rules.saving`` less per hour and per
+    trajectory; for as few of them as that is so. None where it is not, and by ``random`` (NoCost).
     """
-    if rules.policy == "random":
-        return None
-    for machine in _by_cost(view, rules)[:_LOOKED_AT]:
-        rest = pooled(other.rate for name, other in view.active.items() if name != machine.machine_id)
-        enough = max(
-            need.mu_target_per_s * (1 + BAND), need.mu_target_per_s + _SURE_DEVIATIONS * math.sqrt(rest.variance)
-        )
-        missing = enough - rest.mean_per_s
-        picks = choose(view.open.offers, missing, rules, 0) if missing > 0 else []
-        brought = math.fsum(offer.expected_rollouts_per_s * count for offer, count in picks)
-        cost = math.fsum(effective_usd_per_h(offer, rules.terms) * count for offer, count in picks)
-        if picks and brought >= missing * (1 - SLACK) and cost <= (1 - rules.saving) * machine.usd_per_h:
+    dear = [] if rules.policy == "random" else _by_cost(view, rules)[:_LOOKED_AT]
+    for count in range(1, len(dear) + 1):
+        picks, missing = _instead(dear[:count], view, need, rules)
+        paid = math.fsum(machine.usd_per_h for machine in dear[:count])
+        cost = math.fsum(effective_usd_per_h(offer, rules.terms) * machines for offer, machines in picks)
+        if picks and cost <= (1 - rules.saving) * paid and _dearer(dear[count - 1], view, picks, rules):
+            names = tuple(machine.machine_id for machine in dear[:count])
             reason = (
-                f"{machine.machine_id} costs {machine.usd_per_h:.4g} USD/h, and {missing:.3g} trajectories/s that replace "
-                f"it cost {cost:.4g} USD/h; it is released once they deliver"
+                f"{', '.join(names)} cost {paid:.4g} USD/h, and {missing:.3g} trajectories/s in their place cost "
+                f"{cost:.4g} USD/h; they are released once those deliver"
             )
-            return Replacement(machine.machine_id, picks, reason)
+            return Replacement(names, picks, reason)
     return None
+
+
+def _instead(dear: Sequence[Machine], view: View, need: Requirement, rules: Rules) -> tuple[list[tuple[Offer, int]], float]:
+    """What makes the pool large enough without ``dear``, and how much that is; nothing where the offers do not."""
+    gone = {machine.machine_id for machine in dear}
+    rest = pooled(other.rate for name, other in view.active.items() if name not in gone)
+    unsure = _SURE_DEVIATIONS * math.sqrt(rest.variance)
+    missing = need.mu_target_per_s + max(need.mu_target_per_s * BAND, unsure) - rest.mean_per_s
+    picks = choose(view.open.offers, missing, rules, 0) if missing > 0 else []
+    brought = math.fsum(offer.expected_rollouts_per_s * count for offer, count in picks)
+    return (picks if brought >= missing * (1 - SLACK) else []), missing
+
+
+def _dearer(machine: Machine, view: View, picks: Sequence[tuple[Offer, int]], rules: Rules) -> bool:
+    """Whether a trajectory of ``machine`` costs much more than one of ``picks``."""
+    cost = math.fsum(effective_usd_per_h(offer, rules.terms) * count for offer, count in picks)
+    brought = math.fsum(offer.expected_rollouts_per_s * count for offer, count in picks)
+    return cost / brought <= (1 - rules.saving) * unit_cost(machine, view)
 
 
 def _enough(machines: dict[str, Machine], need: Requirement) -> bool:
@@ -82,11 +111,11 @@ def _enough(machines: dict[str, Machine], need: Requirement) -> bool:
     return rest.mean_per_s >= target * (1 + BAND) and rest.lower_per_s(_SURE_DEVIATIONS) >= target
 
 
-def _by_cost(view: View, rules: Rules) -> list[Machine]:
+def _by_cost(view: View, rules: Rules, first: Collection[str] = ()) -> list[Machine]:
     """Machines that could be released, the dearest first (drawn at random without cost awareness)."""
     now_s = view.seen.now_s
     ours = [m for m in view.active.values() if m.offer and m.usd_per_h > 0 and m.paid_until_s <= now_s]
-    ours.sort(key=lambda machine: (-unit_cost(machine), machine.machine_id))
+    ours.sort(key=lambda m: (m.machine_id not in first, -unit_cost(m, view), m.machine_id))
     if rules.policy == "random":
         ours.sort(key=lambda machine: machine.machine_id)
         Random(rules.seed).shuffle(ours)

@@ -17,8 +17,8 @@ and leaves the mean alone.
 - T leaves out what the coordinator held the worker back: lease gate, and everything before its first lease. Otherwise
   a pool larger than the demand would look exactly as large as the demand, and nothing could ever be released.
 - A change is looked for: where the deliveries since some delivery tell of another rate than those before it (a
-  likelihood ratio, and longer than the longest pause before), only those since count, and all before weighs as much as
-  two deliveries. A steady worker has a long memory, a changed one a short one.
+  likelihood ratio, and longer than the longest pause before), those since count alone, and all before weighs as much as
+  two deliveries; as far as the change is likely. A steady worker has a long memory, a changed one a short one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,13 @@ PRIOR_DELIVERIES = 2.0
 """Weight of the rate an offer states: a worker that stays silent for two expected gaps is believed half of it."""
 ESTIMATED_DELIVERIES = 1.0
 """The same for a rate that was computed and that nobody measured."""
-_CHANGE = 3.5
-"""Log-likelihood ratio from which a rate counts as changed: 1 in 120 by chance, where deliveries come at random. A
+_CHANGE = 3.0
+"""Log-likelihood ratio at which a change is as likely as none: 1 in 70 by chance, where deliveries come at random. A
 worker that stops shows after four or five of the deliveries it would have made, one that falls to a third after ten."""
+_DOUBT = 2.5
+"""A ratio so much below it (odds of 1 in 12) is no change."""
+_BURST = 0.1
+"""Deliveries that follow each other within so much of the mean gap belong together."""
 _BEFORE_DELIVERIES = 2.0
 """Weight of all that was before a change."""
 _LEAST_PER_S = 1e-9
@@ -132,11 +136,8 @@ class DeliveryRate(msgspec.Struct, frozen=True, kw_only=True):
         rows = list(accumulate((rows for _, rows in self.deliveries), initial=0))
         now_working_s = max(now_s - self.held_s, times[-1])
         per_row = len(self.deliveries) / (rows[-1] * _dispersion(times)) if rows[-1] else 1.0
-        since, weight, before_per_s = 0, self.prior_deliveries, self.prior_per_s
-        while (cut := _last_change(times, rows, since, now_working_s, per_row)) is not None:
-            weight, before_per_s = _BEFORE_DELIVERIES, (rows[cut] - rows[since]) / (times[cut] - times[since])
-            since = cut
-        return _posterior(weight, before_per_s, rows[-1] - rows[since], now_working_s - times[since], per_row)
+        window = _Window(times, rows, now_working_s, per_row)
+        return window.estimate(0, self.prior_deliveries, self.prior_per_s)
 
     def _before(self, silent_s: float) -> Estimate:
         """While nothing came."""
@@ -161,23 +162,55 @@ def _dispersion(times: Sequence[float]) -> float:
     return (_DISPERSION_WEIGHT + len(gaps) * seen) / (_DISPERSION_WEIGHT + len(gaps))
 
 
-def _last_change(times: Sequence[float], rows: Sequence[int], since: int, now_s: float, per_row: float) -> int | None:
-    """The delivery after ``since`` that best parts two rates, if they differ by more than chance; else None.
+class _Window(msgspec.Struct, frozen=True):
+    """times[i] and rows[i]: when delivery i came and how many rows had come with it (0: the opening of the window)."""
 
-    times[i] and rows[i]: when delivery i came and how many rows had come with it (0: the opening of the window).
-    """
-    best, found, longest_s = _CHANGE, None, 0.0
-    whole = _likelihood((rows[-1] - rows[since]) * per_row, now_s - times[since])
-    for cut in range(since + 1, len(times)):
-        longest_s = max(longest_s, times[cut] - times[cut - 1])
-        recent_s, before_s = now_s - times[cut], times[cut] - times[since]
-        if recent_s <= longest_s or before_s <= 0:
-            continue
-        before = _likelihood((rows[cut] - rows[since]) * per_row, before_s)
-        recent = _likelihood((rows[-1] - rows[cut]) * per_row, recent_s)
-        if before + recent - whole > best:
-            best, found = before + recent - whole, cut
-    return found
+    times: Sequence[float]
+    rows: Sequence[int]
+    now_s: float
+    per_row: float
+
+    def estimate(self, since: int, weight: float, before_per_s: float) -> Estimate:
+        """From the deliveries after ``since``; what was before weighs so much. A change counts as likely as it is."""
+        came, took_s = self.rows[-1] - self.rows[since], self.now_s - self.times[since]
+        whole = _posterior(weight, before_per_s, came, took_s, self.per_row)
+        cut, ratio = self.best_cut(since)
+        if ratio < _CHANGE - _DOUBT:
+            return whole
+        older_rows, older_s = self.rows[cut] - self.rows[since], self.times[cut] - self.times[since]
+        older = _posterior(weight, before_per_s, older_rows, older_s, self.per_row)
+        changed = self.estimate(cut, _BEFORE_DELIVERIES, older.mean_per_s)
+        return _mixed(whole, changed, 1 / (1 + math.exp(_CHANGE - ratio)))
+
+    def best_cut(self, since: int) -> tuple[int, float]:
+        """The delivery after ``since`` that best parts two rates, and the log-likelihood ratio against one rate.
+
+        A part lasts longer than the longest pause before it, and no burst is cut in two.
+        """
+        times, rows, now_s, per_row = self.times, self.rows, self.now_s, self.per_row
+        begun_s, came, last = times[since], (rows[-1] - rows[since]) * per_row, len(times) - 1
+        whole = _likelihood(came, now_s - begun_s)
+        least_gap_s = _BURST * (now_s - begun_s) / max(1, last - since)
+        found, best, longest_s = since, -math.inf, 0.0
+        for cut in range(since + 1, last + 1):
+            longest_s = max(longest_s, times[cut] - times[cut - 1])
+            recent_s, before_s = now_s - times[cut], times[cut] - begun_s
+            if recent_s <= longest_s:
+                break
+            if before_s <= 0 or (cut < last and times[cut + 1] - times[cut] < least_gap_s):
+                continue
+            before = (rows[cut] - rows[since]) * per_row
+            parted = _likelihood(before, before_s) + _likelihood(came - before, recent_s)
+            if parted - whole > best:
+                found, best = cut, parted - whole
+        return found, best
+
+
+def _mixed(one: Estimate, other: Estimate, share: float) -> Estimate:
+    """``other`` is right with the probability ``share``."""
+    mean = (1 - share) * one.mean_per_s + share * other.mean_per_s
+    within = (1 - share) * one.variance + share * other.variance
+    return Estimate(mean, within + share * (1 - share) * (one.mean_per_s - other.mean_per_s) ** 2)
 
 
 def _likelihood(deliveries: float, seconds: float) -> float:

@@ -5,6 +5,8 @@ Invariant: capacity is summed over machines in order of their ids, so that the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from echo2.provisioning.budget import Liability, Standing
@@ -28,6 +30,8 @@ class View(msgspec.Struct, frozen=True):
     """mu_pool and what was ordered and has not joined."""
     starting: int
     standing: Standing
+    expected_per_s: Mapping[str, float]
+    """By offer, of one machine."""
 
     @property
     def sentence(self) -> str:
@@ -38,12 +42,13 @@ class View(msgspec.Struct, frozen=True):
         return f"{told} and {self.starting} that start are expected to add {coming:.3g}" if self.starting else told
 
 
-def view_of(seen: Observation, roster: Roster, offers: Open) -> View:
+def view_of(seen: Observation, roster: Roster, offers: Open, expected_per_s: Mapping[str, float]) -> View:
     """``seen`` by the book of ``roster``, which is up to date with it."""
     active = {m.machine_id: m for m in seen.machines if m.machine_id in roster.working}
     coming = [stated(start.expected_per_s) for _, start in sorted(roster.starts.items())]
     pool = pooled(machine.rate for machine in active.values())
-    return View(seen, offers, active, pool, pooled([pool, *coming]), len(roster.starts), _standing(seen, roster))
+    planned = pooled([pool, *coming])
+    return View(seen, offers, active, pool, planned, len(coming), _standing(seen, roster), expected_per_s)
 
 
 def _standing(seen: Observation, roster: Roster) -> Standing:
