@@ -4,7 +4,7 @@
 
 Invariants:
 - nothing is released unless what stays active, without anything that is only on its way, delivers the target gamma·mu_min
-  and a band above it, by an estimate two deviations below its mean;
+  and a band above it, surely (``excess``);
 - a machine counts once from its order to its end, and an order is for what is missing beyond all that is on its way;
 - decisions do not depend on the order of offers or machines, and no clock, I/O or random state is in here.
 
@@ -139,7 +139,7 @@ def _before_profile(state: State, view: View, rules: Rules) -> tuple[State, tupl
 
 
 def _hold_target(state: State, view: View, need: Requirement, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
-    spare = excess.releasable(view, need, rules, state.swapped) if need.settled else []
+    spare = excess.releasable(view, need, rules, _swapping(state, view)) if need.settled else []
     dear = excess.replacement(view, need, rules) if _may_swap(state, view, need, spare) else None
     state = _judge(state, view, need, rules, spare=bool(spare), dear=dear is not None)
     missing = need.mu_target_per_s - view.planned.mean_per_s
@@ -181,11 +181,16 @@ def is_short(view: View, need: Requirement) -> bool:
 
 
 def _may_swap(state: State, view: View, need: Requirement, spare: list[str]) -> bool:
-    """Not beside other changes; one replacement has to lead somewhere before the next."""
-    if not need.settled or spare or state.roster.starts or is_short(view, need):
-        return False
-    led_to_a_release = not any(name in state.roster.working for name in state.swapped)
-    return led_to_a_release or view.seen.now_s - state.swapped_s >= _SWAP_PATIENCE_S
+    """Not beside other changes, and one at a time."""
+    busy = spare or state.roster.starts or _swapping(state, view)
+    return need.settled and not busy and not is_short(view, need)
+
+
+def _swapping(state: State, view: View) -> tuple[str, ...]:
+    """Machines that others were activated to replace, and are still there; given up after a while."""
+    if view.seen.now_s - state.swapped_s >= _SWAP_PATIENCE_S:
+        return ()
+    return tuple(name for name in state.swapped if name in view.active)
 
 
 def _cover(

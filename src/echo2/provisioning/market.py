@@ -40,6 +40,8 @@ class Open(msgspec.Struct, frozen=True):
 
     offers: tuple[Offer, ...]
     """In order of names; counts are what is left, prices those of now, rates those expected."""
+    proven: tuple[Offer, ...]
+    """The same, but where machines were measured nothing else counts: what a replacement is planned with."""
     prices: dict[str, Known]
     closed: tuple[str, ...]
     """For people: offers that may not be ordered from, and why."""
@@ -67,7 +69,7 @@ def open_offers(
     seen: Observation, roster: Roster, tariff: Tariff, learned: Learned, rules: Rules
 ) -> Open:
     used = _in_use(seen.machines, roster)
-    offers, prices, closed = [], {}, []
+    offers, proven, prices, closed = [], [], {}, []
     for listing in sorted(seen.listings, key=lambda listing: listing.offer.name):
         offer = listing.offer
         price = tariff.price(offer.name, seen.now_s, rules.max_price_age_s)
@@ -79,10 +81,11 @@ def open_offers(
         elif left < 1:
             closed.append(f"{offer.name}: all {offer.count} are in use")
         else:
-            rate = _expected(offer, learned)
-            offers.append(msgspec.structs.replace(offer, count=left, usd_per_h=price.usd_per_h, rollouts_per_s=rate))
+            now = msgspec.structs.replace(offer, count=left, usd_per_h=price.usd_per_h)
+            offers.append(msgspec.structs.replace(now, rollouts_per_s=_expected(offer, learned)))
+            proven.append(msgspec.structs.replace(now, rollouts_per_s=_measured(offer, learned)))
             prices[offer.name] = price
-    return Open(tuple(offers), prices, tuple(closed))
+    return Open(tuple(offers), tuple(proven), prices, tuple(closed))
 
 
 def choose(offers: Sequence[Offer], missing_per_s: float, rules: Rules, draw: int) -> list[tuple[Offer, int]]:
@@ -123,9 +126,14 @@ def _expected(offer: Offer, learned: Learned) -> float:
     return max(_LEAST_PER_S, math.fsum((offer.rollouts_per_s, *rates)) / (1 + len(rates)))
 
 
+def _measured(offer: Offer, learned: Learned) -> float:
+    rates = [rate for _, rate in sorted(learned.get(offer.name, {}).items())]
+    return max(_LEAST_PER_S, math.fsum(rates) / len(rates)) if rates else offer.rollouts_per_s
+
+
 def _tells(rate: Estimate, stated_per_s: float | None) -> bool:
     if rate.mean_per_s <= 0:
         return False
-    if rate.variance <= 0 or rate.mean_per_s**2 / rate.variance >= _TELLING_DELIVERIES:
+    if rate.deliveries >= _TELLING_DELIVERIES:
         return True
     return stated_per_s is not None and rate.upper_per_s(_TELLING_DEVIATIONS) < stated_per_s

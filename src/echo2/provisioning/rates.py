@@ -58,6 +58,13 @@ class Estimate(msgspec.Struct, frozen=True):
     variance: float = 0.0
     """(trajectories/s)²."""
 
+    @property
+    def deliveries(self) -> float:
+        """How many deliveries (those of its prior too) a rate so sure rests on; infinite where it is exact."""
+        if self.variance <= 0:
+            return math.inf if self.mean_per_s > 0 else 0.0
+        return self.mean_per_s**2 / self.variance
+
     def lower_per_s(self, deviations: float = 1.0) -> float:
         """What the rate exceeds at so many standard deviations' confidence (1: 84 %, 2: 98 %)."""
         return min(self.mean_per_s, self._quantile(-deviations))
