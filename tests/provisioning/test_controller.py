@@ -133,7 +133,9 @@ def test_the_dearest_goes_when_what_stays_is_enough_without_anything_on_its_way(
     _, decided = looks(State(), [saw(now_s, pool) for now_s in PERIODS[:3]], rules())
     assert released(decided) == ["dear-3"]
     starting = machine("cheap-2", 0.6, 0.3, phase=Phase.STARTING)
-    state, decided = looks(State(), [saw(t, [pool[0], starting, pool[2]], [offer("cheap", 1, 0.6)]) for t in PERIODS[:5]], rules())
+    _, decided = looks(
+        State(), [saw(t, [pool[0], starting, pool[2]], [offer("cheap", 1, 0.6)]) for t in PERIODS[:5]], rules()
+    )
     assert decided == []
 
 
@@ -192,7 +194,9 @@ def test_before_t_train_is_profiled_only_the_first_machines_are_held() -> None:
     state, decided = looks(State(), [saw(60.0, [], offers, t_train_s=None)], rules())
     assert ordered(decided) == {"cheap": 1}
     assert "T_train is not known yet" in decided[0].reason
-    state, decided = looks(state, [saw(t, [machine("cheap-1", 0.1)], offers, t_train_s=None) for t in PERIODS[1:]], rules())
+    state, decided = looks(
+        state, [saw(t, [machine("cheap-1", 0.1)], offers, t_train_s=None) for t in PERIODS[1:]], rules()
+    )
     assert decided == []
     assert looks(State(), [saw(60.0, [], offers, t_train_s=None)], rules(first_machines=0))[1] == []
 
@@ -255,7 +259,13 @@ def test_two_reports_of_one_machine_are_one_machine() -> None:
     pool_says = Machine(machine_id="c-1", offer="c", phase=Phase.STARTING, usd_per_h=1.0, start_by_s=9.0)
     coordinator_says = Machine(machine_id="c-1", phase=Phase.ACTIVE, rate=Estimate(0.5), delivered=True)
     (one,) = merged([coordinator_says, pool_says])
-    assert (one.offer, one.phase, one.usd_per_h, one.rate.mean_per_s, one.start_by_s) == ("c", Phase.ACTIVE, 1.0, 0.5, 9.0)
+    assert (one.offer, one.phase, one.usd_per_h, one.rate.mean_per_s, one.start_by_s) == (
+        "c",
+        Phase.ACTIVE,
+        1.0,
+        0.5,
+        9.0,
+    )
     taken = msgspec.structs.replace(pool_says, phase=Phase.LOST)
     assert merged([coordinator_says, taken])[0].phase is Phase.LOST
 
@@ -283,7 +293,9 @@ def test_an_earlier_lifes_starting_machines_are_taken_over() -> None:
 def test_the_state_is_plain_data_that_can_be_stored() -> None:
     loop = ClosedLoop(rules(), [Seller(offer("c", 1.0, 0.3), fails=1)])
     loop.run(7)
-    assert msgspec.json.decode(msgspec.json.encode(loop.state.roster), type=type(loop.state.roster)) == loop.state.roster
+    assert (
+        msgspec.json.decode(msgspec.json.encode(loop.state.roster), type=type(loop.state.roster)) == loop.state.roster
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(loop.state), type=State) == loop.state
 
 

@@ -95,7 +95,9 @@ def test_an_offer_that_lies_is_believed_less_with_every_group() -> None:
 
 @pytest.mark.parametrize(("share", "deliveries"), [(0.0, 4.0), (1 / 3, 12.0), (0.5, 26.0)])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_slowdown_shows_within_three_periods_of_expected_deliveries(share: float, deliveries: float, seed: int) -> None:
+def test_a_slowdown_shows_within_three_periods_of_expected_deliveries(
+    share: float, deliveries: float, seed: int
+) -> None:
     """A decision period in which four groups are expected shows a stop at once and a fall to a third in three; one in
     which nine are, a fall to a half. Shows: half of the fall is certain by a standard deviation."""
     draw, rate, now_s, gap_s = Random(seed), DeliveryRate(opened_s=0.0), 0.0, 10.0
@@ -176,4 +178,6 @@ def test_nothing_but_silence_never_raises_a_rate(gaps: list[float], first_s: flo
         now_s += gap_s
         rate = rate.delivered(now_s, 8)
     later = rate.estimate(now_s + first_s + more_s).mean_per_s
-    assert later <= rate.estimate(now_s + first_s).mean_per_s * 1.3, "a change that comes to light may drop older pauses"
+    assert later <= rate.estimate(now_s + first_s).mean_per_s * 1.3, (
+        "a change that comes to light may drop older pauses"
+    )

@@ -105,6 +105,8 @@ class WorkerDesk:
         silent, lost = self.fleet.lost(now)
         for worker in silent:
             self.events.emit("worker_silent", worker=worker.worker_id, silent_s=now - worker.last_seen_s)
+            # Taken away, not given back: nothing more is owed for it.
+            self.books.bill = self.books.bill.lose(worker.worker_id, now)
             self._dismiss(worker, now)
         for lease in lost:
             self.lose(lease, "its worker fell silent or it grew too old", now)

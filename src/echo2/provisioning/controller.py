@@ -3,8 +3,8 @@
     observation ─▶ roster (who came, who went) ─▶ market (what may be ordered) ─▶ one decision, with its reason
 
 Invariants:
-- nothing is released unless what stays active, without anything that is only on its way, delivers the target gamma·mu_min
-  and a band above it, surely (``excess``);
+- nothing is released unless what stays active, without anything that is only on its way, surely delivers the target
+  gamma·mu_min and a band above it (``excess``);
 - a machine counts once from its order to its end, and an order is for what is missing beyond all that is on its way;
 - decisions do not depend on the order of offers or machines, and no clock, I/O or random state is in here.
 
@@ -25,15 +25,17 @@ trained. While T_bcast is unknown nothing is released.
 from __future__ import annotations
 
 import math
+
 import msgspec
 
 from echo2.provisioning import budget, excess
 from echo2.provisioning.capacity import Infeasible
 from echo2.provisioning.decisions import Decision, End, Keep, Release
+from echo2.provisioning.excess import Replacement
 from echo2.provisioning.market import choose, expected_of, learned_of, least_dear, open_offers
 from echo2.provisioning.observation import Observation, merged
 from echo2.provisioning.orders import Picks, place, why_nothing
-from echo2.provisioning.roster import Happened, Roster, Start
+from echo2.provisioning.roster import Happened, Roster
 from echo2.provisioning.rules import Requirement, Rules, requirement
 from echo2.provisioning.tariff import Tariff
 from echo2.provisioning.view import SLACK, View, view_of
@@ -43,7 +45,7 @@ _PERIOD_SLACK = 0.1
 _LOSSES_TOLD = 5
 """Newest losses that a reason names."""
 _SWAP_PATIENCE_S = 3600.0
-"""A replacement that did not lead to a release is not followed by another one for so long."""
+"""A replacement may take so long to lead to a release before another one is tried."""
 
 
 class Periods(msgspec.Struct, frozen=True):
@@ -130,8 +132,8 @@ def _before_profile(state: State, view: View, rules: Rules) -> tuple[State, tupl
     held = len(view.active) + len(state.roster.starts)
     missing = rules.first_machines - held
     why = (
-        f"T_train is not known yet: {held} of the {rules.first_machines} machines that steps are trained with to profile "
-        "it are there"
+        f"T_train is not known yet: {held} of the {rules.first_machines} machines are there with which steps are "
+        "trained to profile it"
     )
     if missing <= 0:
         return msgspec.structs.replace(state, lost=()), (Keep(why),)
@@ -159,8 +161,7 @@ def _hold_target(state: State, view: View, need: Requirement, rules: Rules) -> t
     if periods.spare >= rules.sustain and cooled and spare:
         return _release(state, view, spare, f"more than enough for {periods.spare} decision periods; {told}")
     if periods.dear >= rules.sustain and cooled and dear is not None:
-        state = msgspec.structs.replace(state, swapped=dear.machine_ids, swapped_s=view.seen.now_s)
-        return _activate(state, view, dear.picks, f"{dear.reason}; {told}", rules)
+        return _swap(state, view, dear, told, rules)
     return state, (Keep(_kept(periods, cooled=cooled, covered=covered, told=told)),)
 
 
@@ -208,13 +209,23 @@ def _activate(state: State, view: View, picks: Picks, why: str, rules: Rules) ->
     return msgspec.structs.replace(state, roster=roster, periods=Periods(), acted_s=view.seen.now_s), decisions
 
 
+def _swap(state: State, view: View, dear: Replacement, told: str, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
+    """Activate first; what it is for is released once it can be done without."""
+    after, decisions = _activate(state, view, dear.picks, f"{dear.reason}; {told}", rules)
+    if after is state:
+        return state, decisions
+    return msgspec.structs.replace(after, swapped=dear.machine_ids, swapped_s=view.seen.now_s), decisions
+
+
 def _release(state: State, view: View, names: list[str], why: str) -> tuple[State, tuple[Decision, ...]]:
     decisions = []
     for name in names:
         machine = view.active[name]
         rho = excess.unit_cost(machine, view)
-        terms = f"{machine.usd_per_h:.4g} USD/h for {machine.rate.mean_per_s:.3g} trajectories/s, {rho:.3g} per trajectory/s"
-        decisions.append(Release(name, machine.offer, f"{why}; releases {name} ({terms})"))
+        brought = f"{machine.usd_per_h:.4g} USD/h for {machine.rate.mean_per_s:.3g} trajectories/s"
+        decisions.append(
+            Release(name, machine.offer, f"{why}; releases {name} ({brought}, {rho:.3g} USD/h per trajectory/s)")
+        )
     acted = msgspec.structs.replace(
         state, roster=state.roster.dismiss(*names), periods=Periods(), acted_s=view.seen.now_s
     )

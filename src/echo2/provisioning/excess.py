@@ -56,11 +56,10 @@ def releasable(view: View, need: Requirement, rules: Rules, only: Collection[str
 
     only: where it is not empty, nobody else is looked at.
     """
-    staying = dict(view.active)
-    found = []
+    if view.pool.mean_per_s < need.mu_target_per_s:
+        return []
+    staying, found = dict(view.active), []
     for machine in _by_cost(view, rules):
-        if view.pool.mean_per_s < need.mu_target_per_s:
-            break
         if only and machine.machine_id not in only:
             continue
         rest = {name: other for name, other in staying.items() if name != machine.machine_id}
@@ -89,7 +88,9 @@ def replacement(view: View, need: Requirement, rules: Rules) -> Replacement | No
     return None
 
 
-def _instead(dear: Sequence[Machine], view: View, need: Requirement, rules: Rules) -> tuple[list[tuple[Offer, int]], float]:
+def _instead(
+    dear: Sequence[Machine], view: View, need: Requirement, rules: Rules
+) -> tuple[list[tuple[Offer, int]], float]:
     """What makes the pool large enough without ``dear``, and how much that is; nothing where the offers do not."""
     gone = {machine.machine_id for machine in dear}
     rest = _measured(other for name, other in view.active.items() if name not in gone)

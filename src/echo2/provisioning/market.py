@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from echo2.errors import UserError
 from echo2.provisioning import selection
 from echo2.provisioning.observation import Machine, Observation, Phase
 from echo2.provisioning.offers import Offer, effective_usd_per_h
@@ -29,6 +30,7 @@ _TELLING_DEVIATIONS = 2.0
 """…as does one that is surely below what the offer says, however few they were."""
 _REMEMBERED = 64
 """Machines of an offer that are remembered, the newest."""
+_PROOF_S = 2.0
 _LEAST_PER_S = 1e-9
 
 Learned = Mapping[str, dict[str, float]]
@@ -65,9 +67,7 @@ def expected_of(seen: Observation, learned: Learned) -> dict[str, float]:
     return {offer.name: offer.reliability * _expected(offer, learned) for offer in offers}
 
 
-def open_offers(
-    seen: Observation, roster: Roster, tariff: Tariff, learned: Learned, rules: Rules
-) -> Open:
+def open_offers(seen: Observation, roster: Roster, tariff: Tariff, learned: Learned, rules: Rules) -> Open:
     used = _in_use(seen.machines, roster)
     offers, proven, prices, closed = [], [], {}, []
     for listing in sorted(seen.listings, key=lambda listing: listing.offer.name):
@@ -98,10 +98,18 @@ def choose(offers: Sequence[Offer], missing_per_s: float, rules: Rules, draw: in
     if rules.policy == "random":
         picked = selection.random(offers, missing_per_s, rules.terms, seed=rules.seed + draw)
     elif rules.policy == "exact":
-        picked = selection.exact(offers, missing_per_s, rules.terms)
+        picked = _exact(offers, missing_per_s, rules)
     else:
         picked = selection.cheapest(offers, missing_per_s, rules.terms)
     return [(pick.offer, pick.machines) for pick in picked.picks]
+
+
+def _exact(offers: Sequence[Offer], missing_per_s: float, rules: Rules) -> selection.Selection:
+    """The optimum; where its proof takes too long for a decision that is due, what ``cheapest`` found."""
+    try:
+        return selection.exact(offers, missing_per_s, rules.terms, limit_s=_PROOF_S)
+    except UserError:
+        return selection.cheapest(offers, missing_per_s, rules.terms)
 
 
 def least_dear(offers: Iterable[Offer], machines: int, rules: Rules) -> list[tuple[Offer, int]]:

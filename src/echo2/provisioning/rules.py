@@ -6,6 +6,7 @@ sentence, never a guess.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from typing import Literal
 
@@ -57,6 +58,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """How long ending in order takes at most: it is paid for out of the budget."""
 
     def __post_init__(self) -> None:
+        scipy = self.policy != "exact" or importlib.util.find_spec("scipy") is not None
+        _hold(scipy, 'the policy "exact" needs SciPy, which is not installed: install echo2[exact], or use "cheapest"')
         _hold(self.gamma >= 1 and math.isfinite(self.gamma), f"gamma must be at least 1, got {self.gamma:g}")
         _hold(self.rollouts_per_step >= 1, f"a step must consume at least 1 trajectory, got {self.rollouts_per_step}")
         for name in ("period_s", "start_s", "back_off_s", "max_price_age_s"):
