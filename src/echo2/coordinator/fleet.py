@@ -16,6 +16,8 @@ import msgspec
 from echo2.provisioning.rates import DeliveryRate
 from echo2.types import Policy
 
+PATIENCE_GROWTH = 2.0
+"""How much longer a silence may last once a worker came back from one that had counted as its end."""
 OVERDUE_FACTOR = 3.0
 """A lease older than so many medians no longer counts as work that will arrive (PROTOCOL §3)."""
 DURATIONS_KEPT = 64
@@ -39,6 +41,8 @@ class WorkerRecord(msgspec.Struct):
     last_seen_s: float
     rate: DeliveryRate
     usd_per_h: float
+    patience_s: float
+    """Silence after which it counts as gone."""
     installed: Policy | None = None
     active: bool = True
     """a_i: heartbeats arrive."""
@@ -65,11 +69,19 @@ class Fleet:
         """A request of this worker arrived."""
         worker = self.workers.get(worker_id)
         if worker is None:
-            worker = WorkerRecord(worker_id, name, now, DeliveryRate(opened_s=now), self.usd_per_h)
+            worker = WorkerRecord(worker_id, name, now, DeliveryRate(), self.usd_per_h, self.dead_after_s)
             self.workers[worker_id] = worker
+        if not worker.active:
+            # It was not dead, only silent for long: taken for dead again and again, it would flap and its leases too.
+            worker.patience_s = min(PATIENCE_GROWTH * worker.patience_s, max(self.dead_after_s, self.lease_max_s))
+            worker.rate = worker.rate.held(now - worker.last_seen_s)
         worker.last_seen_s = now
         worker.active = True
         return worker
+
+    def restarted(self, worker_id: str) -> None:
+        """It had been dead, or is new: its silence is judged as anybody's."""
+        self.workers[worker_id].patience_s = self.dead_after_s
 
     def excuse(self, seconds: float, now: float) -> None:
         """This process itself stood still so long: nobody could be heard, so nobody was silent (H05)."""
@@ -82,6 +94,9 @@ class Fleet:
     def start(self, lease: RunningLease) -> None:
         self.leases[lease.lease_id] = lease
         self._fresh.append(lease)
+        worker = self.workers.get(lease.worker_id)
+        if worker is not None:
+            worker.rate = worker.rate.given_work(lease.granted_s)
 
     def end(self, lease_id: str, now: float, delivered_rows: int | None) -> RunningLease | None:
         """The lease ended; with rows it also counts for the median and the worker's rate."""
@@ -119,7 +134,7 @@ class Fleet:
 
     def lost(self, now: float) -> tuple[list[WorkerRecord], list[RunningLease]]:
         """Workers that just fell silent for too long, and leases that are lost with them or are too old."""
-        silent = [w for w in self.active() if now - w.last_seen_s > self.dead_after_s]
+        silent = [w for w in self.active() if now - w.last_seen_s > w.patience_s]
         for worker in silent:
             worker.active = False
         gone = {w.worker_id for w in self.workers.values() if not w.active}

@@ -50,6 +50,7 @@ class WorkerDesk:
         if self.books.evaluation is not None:
             self.books.evaluation.reconcile(worker_id, held, granted_before=now)
         self.fleet.workers[worker_id].installed = None
+        self.fleet.restarted(worker_id)
 
     def heartbeat(self, worker_id: str, beat: Heartbeat, now: float) -> HeartbeatReply:
         worker = self.fleet.workers[worker_id]
@@ -104,6 +105,8 @@ class WorkerDesk:
         silent, lost = self.fleet.lost(now)
         for worker in silent:
             self.events.emit("worker_silent", worker=worker.worker_id, silent_s=now - worker.last_seen_s)
+            # Taken away, not given back: nothing more is owed for it.
+            self.books.bill = self.books.bill.lose(worker.worker_id, now)
             self._dismiss(worker, now)
         for lease in lost:
             self.lose(lease, "its worker fell silent or it grew too old", now)
