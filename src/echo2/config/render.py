@@ -14,7 +14,7 @@ import tomlkit
 from tomlkit.items import Table
 
 from echo2.config.root import Config
-from echo2.config.schema import SECTIONS, TASKS
+from echo2.config.schema import LISTS, SECTIONS
 from echo2.config.sections import Section
 
 
@@ -23,11 +23,12 @@ def render_config(config: Config) -> str:
     document = tomlkit.document()
     for name in SECTIONS:
         value = getattr(config, name)
-        if name == TASKS:
+        if name in LISTS:
             tables = tomlkit.aot()
-            for task in value:
-                tables.append(_table(task))
-            document.add(name, tables)
+            for part in value:
+                tables.append(_table(part))
+            if value:
+                document.add(name, tables)
         else:
             document.add(name, _table(value))
     return tomlkit.dumps(document)

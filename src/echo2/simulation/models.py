@@ -7,7 +7,7 @@ or other order, ends in other weights and is caught by comparing one string.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 
@@ -54,14 +54,23 @@ class ModelledLearner:
     """``ports.Learner`` in virtual time; starts from what its disk holds."""
 
     def __init__(
-        self, model: LearnerModel, run_id: str, dtype: str, durable: LearnerDisk, disk: MemoryDisk, random: Random
+        self,
+        model: LearnerModel,
+        run_id: str,
+        dtype: str,
+        durable: LearnerDisk,
+        disk: MemoryDisk,
+        random: Random,
+        slowness: Callable[[], float] = lambda: 1.0,
     ) -> None:
+        """slowness: how many times as long as modelled a step takes at present."""
         self._model = model
         self._run_id = run_id
         self._dtype = dtype
         self._durable = durable
         self._disk = disk
         self._random = random
+        self._slowness = slowness
         self._step = durable.step
         self._digest = durable.digest
         self.weights = durable.weights
@@ -76,7 +85,9 @@ class ModelledLearner:
 
     async def train_step(self, batch: BatchReply) -> Mapping[str, float]:
         assert batch.step == self._step, f"batch {batch.step} given to weights of step {self._step}"
-        await asyncio.sleep(self._model.train_s * self._random.lognormvariate(0.0, self._model.spread))
+        await asyncio.sleep(
+            self._slowness() * self._model.train_s * self._random.lognormvariate(0.0, self._model.spread)
+        )
         self._step += 1
         self._digest = batch.digest
         self.weights = blake3(f"{self.weights}/{batch.digest}".encode()).hexdigest()
