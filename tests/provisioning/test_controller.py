@@ -210,8 +210,13 @@ def test_while_t_bcast_is_unknown_the_least_is_asked_for_and_nothing_is_released
 
 
 def test_a_plan_that_no_pool_could_meet_changes_nothing_and_says_why() -> None:
-    by = rules(rule="paper")
-    _, (kept,) = decide(State(), saw(60.0, [], [offer("c", 0.5, 0.3)], t_bcast_s=300.0), by)
+    by, offers = rules(rule="paper"), [offer("c", 0.5, 0.3)]
+    pool = [machine("c-1", 0.3), machine("c-2", 0.3)]
+    state, decided = looks(State(), [saw(t, pool, offers, t_bcast_s=300.0) for t in PERIODS], by)
+    assert decided == []
+    _, (order,) = decide(state, saw(600.0, [], offers, t_bcast_s=300.0), by)
+    assert ordered([order]) == {"c": 1}, "steps go on, so that T_bcast is measured again"
+    _, (kept,) = decide(State(), saw(60.0, pool, offers, t_bcast_s=300.0), by)
     assert isinstance(kept, Keep)
     assert "kappa * T_train must exceed T_bcast, got 2 * 100 s = 200 s against 300 s" in kept.reason
 
@@ -297,6 +302,20 @@ def test_the_state_is_plain_data_that_can_be_stored() -> None:
         msgspec.json.decode(msgspec.json.encode(loop.state.roster), type=type(loop.state.roster)) == loop.state.roster
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(loop.state), type=State) == loop.state
+
+
+def test_a_restart_goes_on_where_it_stood_on_another_clock() -> None:
+    """Two loops of the same fate; one is restarted 30 s before the deadline of a start, on a clock 1000 s behind."""
+    by = rules(start_s=300.0)
+    sellers = [Seller(offer("c", 1.0, 0.3), boot_s=1e9)]
+    loop = ClosedLoop(by, sellers, exact=True)
+    loop.run(5)
+    saved = msgspec.msgpack.decode(msgspec.msgpack.encode(loop.state), type=State)
+    carried = saved.carried_over(saved_s=300.0, now_s=-670.0, down_s=30.0)
+    shifted = [start.start_by_s for start in carried.roster.starts.values()]
+    assert shifted == [-640.0] * 4, "60 s after a save at 300 s, of which 30 s have passed"
+    assert carried.tariff.price("c", -670.0, 60.0) == msgspec.structs.replace(saved.tariff.known["c"], at_s=-700.0)
+    assert not msgspec.structs.replace(saved, ending=True).carried_over(0.0, 0.0, 0.0).ending
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from closed_loop import ClosedLoop, Seller, offer, rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo2.provisioning.controller import State
 from echo2.provisioning.decisions import Activate, End, Keep, Release
 from echo2.provisioning.observation import Phase
 
@@ -28,33 +29,33 @@ def market(count: int = 12) -> list[Seller]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("regularity", [1.0, 4.0, 16.0])
 def test_it_settles_above_mu_min_and_then_leaves_well_alone(regularity: float, seed: int) -> None:
     """Nothing changes: after an hour of settling, at most two actions in each further hour, one on average."""
     loop = ClosedLoop(rules(), market(), regularity=regularity, seed=seed)
     loop.run(HOUR)
     begun_s, per_hour = loop.now_s, []
-    for _ in range(6):
+    for _ in range(4):
         before_s = loop.now_s
         loop.run(HOUR)
         per_hour.append(len(loop.actions(before_s)))
         assert loop.true_per_s >= TARGET / 1.1
     assert max(per_hour) <= 2
-    assert len(loop.actions(begun_s)) <= 6
+    assert len(loop.actions(begun_s)) <= 4
     assert loop.true_per_s <= 1.5 * TARGET
     assert loop.released_below == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_few_slow_workers_are_held_steady_too(seed: int) -> None:
     """Six workers that bring a group every six or seven minutes each, looked at every minute."""
     by = rules(rollouts_per_step=12, gamma=1.1)  # 0.12/s: a group of 8 every 67 s from all of them
     loop = ClosedLoop(by, [Seller(offer("slow", 0.3, 0.022, 30))], seed=seed, regularity=4.0)
     loop.run(2 * HOUR)
     begun_s = loop.now_s
-    loop.run(6 * HOUR)
-    assert len(loop.actions(begun_s)) <= 6
+    loop.run(5 * HOUR)
+    assert len(loop.actions(begun_s)) <= 5
     assert 0.9 * 0.12 <= loop.true_per_s <= 1.5 * 0.132
 
 
@@ -102,7 +103,7 @@ def test_workers_that_claim_more_than_they_bring_are_found_out_and_dismissed() -
     assert loop.released_below == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.floats(0.2, 6.0), st.floats(0.0, 1.0), st.floats(0.0, 4.0), st.lists(st.integers(1, 200), max_size=6),
     st.floats(30.0, 300.0),
@@ -145,7 +146,7 @@ def test_a_price_that_rises_makes_way_for_another_offer() -> None:
     assert loop.released_below == []
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10_000), st.lists(st.tuples(st.integers(30, 200), st.integers(0, 9)), max_size=8))
 def test_whatever_dies_nothing_is_ever_released_below_the_target(seed: int, deaths: list[tuple[int, int]]) -> None:
     loop = ClosedLoop(rules(), market(), seed=seed)
@@ -159,6 +160,49 @@ def test_whatever_dies_nothing_is_ever_released_below_the_target(seed: int, deat
     assert loop.true_per_s >= TARGET / 1.1
     assert all(decision.reason for _, decision in loop.decided)
     assert sum(isinstance(d, Release) for d in loop.actions()) <= len(deaths) + 6
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.lists(
+        st.tuples(st.sampled_from(["die", "slow", "mute", "price", "none", "need", "bcast", "forget", "fail"]),
+                  st.integers(1, 15), st.integers(0, 99)),
+        min_size=1, max_size=12,
+    ),
+    st.sampled_from(["cheapest", "random"]),
+)  # fmt: skip
+def test_whatever_happens_it_neither_breaks_nor_orders_too_much(
+    seed: int, story: list[tuple[str, int, int]], policy: str
+) -> None:
+    """Also a controller that lost its memory, prices that vanish, and a T_bcast that no pool can make good."""
+    loop = ClosedLoop(rules(policy=policy), market(6), seed=seed)
+    for what, periods, number in story:
+        working = sorted(loop.of(Phase.ACTIVE), key=lambda machine: machine.machine_id)
+        machine = working[number % len(working)] if working else None
+        seller = list(loop.sellers.values())[number % 3]
+        if what == "need":
+            loop.t_train_s = 30.0 + 4 * number
+        elif what == "bcast":
+            loop.t_bcast_s = None if number % 3 == 0 else 8.0 * number
+        elif what == "price":
+            seller.usd_per_h = 0.01 + number / 50
+        elif what == "none":
+            seller.usd_per_h = None
+        elif what == "fail":
+            seller.fails = number % 5
+        elif what == "forget":
+            loop.state = State()
+        elif machine is not None and what == "die":
+            loop.kill(machine.machine_id)
+        elif machine is not None and what == "slow":
+            loop.slow(machine.machine_id, number / 100)
+        elif machine is not None:
+            machine.heard = not machine.heard
+        loop.run(periods)
+        for name in loop.sellers:
+            assert loop.count(name) <= 6
+        assert loop.decided[-1][0] == loop.now_s
 
 
 def test_every_period_is_accounted_for_in_words() -> None:

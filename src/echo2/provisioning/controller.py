@@ -18,8 +18,8 @@ What makes it act, in this order:
 3 to 5 must last ``Rules.sustain`` decision periods and ``Rules.cool_down_s`` must have passed since the last change.
 Between a shortage and an excess lies a band, so that noise alone moves nothing back and forth (field report I03).
 
-Before T_train is known (``Rules.first_machines``) machines are held only so that the steps it is taken from can be
-trained. While T_bcast is unknown nothing is released.
+Before T_train is known, and while no pool could be large enough, ``Rules.first_machines`` are held, so that there are
+steps to take the times from, and nothing is released; nor is it while T_bcast is unknown.
 """
 
 from __future__ import annotations
@@ -78,6 +78,20 @@ class State(msgspec.Struct, frozen=True):
     swapped_s: float = -math.inf
     ending: bool = False
 
+    def carried_over(self, saved_s: float, now_s: float, down_s: float) -> State:
+        """The same after a restart. ``saved_s``: when this value was written, on the old clock; ``now_s``: now, on the
+        new one; ``down_s``: real time between the two. An end that was decided is decided anew, so that it is heard."""
+        shift_s = now_s - max(0.0, down_s) - saved_s
+        return msgspec.structs.replace(
+            self,
+            roster=self.roster.moved(shift_s),
+            tariff=self.tariff.moved(shift_s),
+            judged_s=self.judged_s + shift_s,
+            acted_s=self.acted_s + shift_s,
+            swapped_s=self.swapped_s + shift_s,
+            ending=False,
+        )
+
 
 def decide(state: State, seen: Observation, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
     """What to do now. May be called more often than once in a decision period, for instance when a machine is lost."""
@@ -94,11 +108,12 @@ def decide(state: State, seen: Observation, rules: Rules) -> tuple[State, tuple[
         need = requirement(seen, rules)
     except Infeasible as error:
         calm = msgspec.structs.replace(state, periods=Periods())
-        return calm, (*stopped, Keep(f"nothing is changed while no pool can be large enough: {error}"))
-    if need is None:
-        state, decisions = _before_profile(state, view, rules)
+        state, decisions = _hold_first(calm, view, f"no pool can be large enough: {error}", rules)
     else:
-        state, decisions = _hold_target(state, view, need, rules)
+        if need is None:
+            state, decisions = _hold_first(state, view, "T_train is not known yet", rules)
+        else:
+            state, decisions = _hold_target(state, view, need, rules)
     return state, (*stopped, *decisions)
 
 
@@ -128,13 +143,11 @@ def _give_up(state: State, seen: Observation, happened: Happened, rules: Rules) 
     return tuple(stopped), msgspec.structs.replace(state, roster=roster)
 
 
-def _before_profile(state: State, view: View, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
+def _hold_first(state: State, view: View, why: str, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
+    """Without a target: what there is stays, and a few machines at least, so that steps are trained and times taken."""
     held = len(view.active) + len(state.roster.starts)
     missing = rules.first_machines - held
-    why = (
-        f"T_train is not known yet: {held} of the {rules.first_machines} machines are there with which steps are "
-        "trained to profile it"
-    )
+    why = f"{why}; {held} machines are there, at least {rules.first_machines} are held"
     if missing <= 0:
         return msgspec.structs.replace(state, lost=()), (Keep(why),)
     return _activate(state, view, least_dear(view.open.offers, missing, rules), why, rules)

@@ -73,7 +73,8 @@ class Run(Protocol):
 async def drive(
     run: Run, pools: Sequence[Pool], rules: Rules, clock: Clock, events: EventLog, state: State | None = None
 ) -> None:
-    """Provide for ``run`` until it is over. ``state``: what an earlier life of the coordinator remembered."""
+    """Provide for ``run`` until it is over. ``state``: what an earlier life of the coordinator remembered, on this
+    one's clock (``State.carried_over``)."""
     shell = _Shell(run, pools, rules, events, State() if state is None else state)
     try:
         async with asyncio.TaskGroup() as group:

@@ -73,12 +73,20 @@ def replacement(view: View, need: Requirement, rules: Rules) -> Replacement | No
     """Machines that would deliver what the dearest ones do, for at least ``Rules.saving`` less per hour and per
     trajectory; for as few of them as that is so. None where it is not, and by ``random`` (NoCost).
     """
-    dear = [] if rules.policy == "random" else _by_cost(view, rules)[:_LOOKED_AT]
+    if rules.policy == "random" or not view.open.proven:
+        return None
+    dear = _by_cost(view, rules)[:_LOOKED_AT]
+    least_rho = min(effective_usd_per_h(o, rules.terms) / o.expected_rollouts_per_s for o in view.open.proven)
     for count in range(1, len(dear) + 1):
-        picks, missing = _instead(dear[:count], view, need, rules)
         paid = math.fsum(machine.usd_per_h for machine in dear[:count])
+        missing = _missing_without(dear[:count], view, need)
+        if missing <= 0 or missing * least_rho > (1 - rules.saving) * paid:
+            continue  # No choice could cost so little.
+        picks = choose(view.open.proven, missing, rules, 0)
+        brought = math.fsum(offer.expected_rollouts_per_s * machines for offer, machines in picks)
         cost = math.fsum(effective_usd_per_h(offer, rules.terms) * machines for offer, machines in picks)
-        if picks and cost <= (1 - rules.saving) * paid and _dearer(dear[count - 1], picks, rules):
+        enough = brought >= missing * (1 - SLACK) and cost <= (1 - rules.saving) * paid
+        if enough and _dearer(dear[count - 1], cost / brought, rules):
             names = tuple(machine.machine_id for machine in dear[:count])
             reason = (
                 f"{', '.join(names)} cost {paid:.4g} USD/h, and {missing:.3g} trajectories/s in their place cost "
@@ -88,25 +96,17 @@ def replacement(view: View, need: Requirement, rules: Rules) -> Replacement | No
     return None
 
 
-def _instead(
-    dear: Sequence[Machine], view: View, need: Requirement, rules: Rules
-) -> tuple[list[tuple[Offer, int]], float]:
-    """What makes the pool large enough without ``dear``, and how much that is; nothing where the offers do not."""
+def _missing_without(dear: Sequence[Machine], view: View, need: Requirement) -> float:
+    """Trajectories per second that make the others enough to let ``dear`` go."""
     gone = {machine.machine_id for machine in dear}
     rest = _measured(other for name, other in view.active.items() if name not in gone)
     unsure = _SURE_DEVIATIONS * math.sqrt(rest.variance)
-    missing = need.mu_target_per_s + max(need.mu_target_per_s * BAND, unsure) - rest.mean_per_s
-    picks = choose(view.open.proven, missing, rules, 0) if missing > 0 else []
-    brought = math.fsum(offer.expected_rollouts_per_s * count for offer, count in picks)
-    return (picks if brought >= missing * (1 - SLACK) else []), missing
+    return need.mu_target_per_s + max(need.mu_target_per_s * BAND, unsure) - rest.mean_per_s
 
 
-def _dearer(machine: Machine, picks: Sequence[tuple[Offer, int]], rules: Rules) -> bool:
-    """Whether a trajectory of ``machine`` costs much more than one of ``picks``, even if it had bad luck so far."""
-    cost = math.fsum(effective_usd_per_h(offer, rules.terms) * count for offer, count in picks)
-    brought = math.fsum(offer.expected_rollouts_per_s * count for offer, count in picks)
-    at_best = machine.rate.upper_per_s()
-    return at_best <= 0 or cost / brought <= (1 - rules.saving) * machine.usd_per_h / at_best
+def _dearer(machine: Machine, rho: float, rules: Rules) -> bool:
+    """Whether its trajectories cost much more than ``rho`` (USD/h per trajectory/s), even if it had bad luck so far."""
+    return rho * machine.rate.upper_per_s() <= (1 - rules.saving) * machine.usd_per_h
 
 
 def _enough(machines: Mapping[str, Machine], need: Requirement) -> bool:

@@ -14,7 +14,7 @@ import math
 import msgspec
 
 from echo2.errors import UserError
-from echo2.provisioning.capacity import SECONDS_PER_H
+from echo2.provisioning.capacity import cost_usd
 
 
 class Rental(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Rental(msgspec.Struct, frozen=True):
     """End of the minimum rental."""
 
     def cost_usd(self, now_s: float) -> float:
-        return self.usd_per_h * max(0.0, now_s - self.since_s) / SECONDS_PER_H
+        return cost_usd([(self.usd_per_h, max(0.0, now_s - self.since_s))])
 
 
 class Ledger(msgspec.Struct, frozen=True):

@@ -207,9 +207,9 @@ class _Window(msgspec.Struct, frozen=True):
             if before_s <= 0 or (cut < last and times[cut + 1] - times[cut] < least_gap_s):
                 continue
             before = (rows[cut] - rows[since]) * per_row
-            parted = _likelihood(before, before_s) + _likelihood(came - before, recent_s)
-            if parted - whole > best:
-                found, best = cut, parted - whole
+            ratio = _likelihood(before, before_s) + _likelihood(came - before, recent_s) - whole
+            if ratio > best:
+                found, best = cut, ratio
         return found, best
 
 

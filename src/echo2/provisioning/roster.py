@@ -92,6 +92,18 @@ class Roster(msgspec.Struct, frozen=True):
             silent_since_s={name: since for name, since in self.silent_since_s.items() if name not in gone},
         )
 
+    def moved(self, shift_s: float) -> Roster:
+        """The same on a clock that shows ``shift_s`` more."""
+        starts = {
+            name: msgspec.structs.replace(
+                start, start_by_s=start.start_by_s + shift_s, paid_until_s=start.paid_until_s + shift_s
+            )
+            for name, start in self.starts.items()
+        }
+        silent = {name: since_s + shift_s for name, since_s in self.silent_since_s.items()}
+        misses = {name: Misses(miss.count, miss.retry_s + shift_s) for name, miss in self.misses.items()}
+        return msgspec.structs.replace(self, starts=starts, silent_since_s=silent, misses=misses)
+
     def retry_s(self, offer: str) -> float | None:
         """When an offer that failed may be tried again; None for one that did not."""
         return self.misses[offer].retry_s if offer in self.misses else None

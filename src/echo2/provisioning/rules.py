@@ -51,7 +51,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     saving: float = 0.2
     """Share of its cost that replacing a machine must save."""
     first_machines: int = 1
-    """Held until T_train is known: steps must be trained to profile it. 0 where it is profiled without workers."""
+    """Held while there is no target: steps must be trained to profile T_train. 0 where that needs no workers."""
     budget_usd: float = 0.0
     """The run ends, in order, before it has cost more; 0 means no cap."""
     end_s: float = 360.0

@@ -41,6 +41,10 @@ class Tariff(msgspec.Struct, frozen=True):
                 known[listing.offer.name] = Known(usd_per_h=newest[1], at_s=newest[0])
         return Tariff(known)
 
+    def moved(self, shift_s: float) -> Tariff:
+        """The same on a clock that shows ``shift_s`` more."""
+        return Tariff({name: Known(known.usd_per_h, known.at_s + shift_s) for name, known in self.known.items()})
+
     def price(self, name: str, now_s: float, max_age_s: float) -> Known | None:
         """The price of an offer, or None where nobody knows it now."""
         found = self.known.get(name)
