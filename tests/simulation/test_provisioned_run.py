@@ -8,9 +8,9 @@ from typing import Any
 
 from echo2.config.load import build_config
 from echo2.provisioning.offers import Offer
-from echo2.simulation.models import LearnerModel
+from echo2.simulation.models import LearnerModel, WorkerModel, WorldModel
 from echo2.simulation.pool import MachineModel
-from echo2.simulation.world import LEARNER, Scenario, SimulatedRun, WorkerModel, World, WorldModel, simulate
+from echo2.simulation.world import COORDINATOR, LEARNER, Scenario, SimulatedRun, World, simulate
 
 Market = Mapping[str, MachineModel]
 PERIOD_S = 60.0
@@ -86,7 +86,6 @@ def test_machines_that_were_taken_away_are_replaced_at_once_and_cost_nothing_mor
 
     async def story(world: World) -> None:
         await after_step(world, 25)
-        assert world.pool is not None
         taken.extend(world.working()[:2])
         for name in taken:
             await world.pool.preempt(name)
@@ -131,6 +130,26 @@ def test_the_budget_ends_activation_and_then_the_run_in_order() -> None:
     assert events(run, "provisioning_end")
     assert run.metrics[-1].cost_usd <= 2.0
     assert events(run, "done")
+
+
+def test_a_coordinator_that_was_killed_finds_its_machines_again_and_owes_what_they_cost_meanwhile() -> None:
+    down_s, seen = 120.0, list[list[str]]()
+
+    async def story(world: World) -> None:
+        await after_step(world, 25)
+        seen.append(world.working())
+        await world.kill(COORDINATOR)
+        await asyncio.sleep(down_s)
+        world.start(COORDINATOR)
+        await after_step(world, 30)
+        seen.append(world.working())
+
+    run, undisturbed = run_with(45, story), run_with(45)
+    assert seen[0] == seen[1]
+    before, after = run.metrics[24], run.metrics[25]
+    assert after.cost_usd - before.cost_usd >= (before.usd_per_h - 2.0) * down_s / 3600
+    assert run.metrics[-1].cost_usd < 1.2 * undisturbed.metrics[-1].cost_usd + before.usd_per_h * down_s / 3600
+    assert [line.step for line in run.metrics] == list(range(45))
 
 
 def test_when_the_run_is_over_nothing_is_left_running() -> None:

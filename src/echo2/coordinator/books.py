@@ -99,7 +99,7 @@ class Books:
         """Bring elapsed time and cost up to ``now``."""
         if self._elapsed_until is not None:
             self.state.elapsed_s += now - self._elapsed_until
-        self._elapsed_until = now
+        self._elapsed_until = self.state.accounted_s = now
         self.state.cost_usd = self.bill.total_usd(now)
 
     @property

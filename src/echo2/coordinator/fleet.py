@@ -69,7 +69,7 @@ class Fleet:
         self.usd_per_h = usd_per_h
         self.workers: dict[str, WorkerRecord] = {}
         self.offered: dict[str, DeliveryRate] = {}
-        """By machine of a pool: what is expected of its worker before it has delivered."""
+        """By machine of a pool that starts: what is expected of its worker before it has delivered."""
         self.leases: dict[str, RunningLease] = {}
         self._durations: deque[float] = deque(maxlen=DURATIONS_KEPT)
         self._fresh: deque[RunningLease] = deque()

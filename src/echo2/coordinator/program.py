@@ -174,7 +174,8 @@ class Coordinator:
             async with asyncio.TaskGroup() as group:
                 anchors = group.create_task(keep_anchors(self.hall), name="anchors")
                 if self._pools:
-                    providing = drive(self._provided, self._pools, self._rules, self.clock, self.events)
+                    recalled = self._provided.recall()
+                    providing = drive(self._provided, self._pools, self._rules, self.clock, self.events, recalled)
                     group.create_task(providing, name="provide")
                 await self._watch()
                 anchors.cancel()

@@ -9,17 +9,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from echo2.config.root import Config
 from echo2.coordinator.fleet import WorkerRecord
 from echo2.coordinator.hall import Hall
 from echo2.coordinator.wakeup import Wakeup
 from echo2.provisioning.controller import State
+from echo2.provisioning.ledger import Rental
 from echo2.provisioning.observation import Listing, Machine, Observation, Phase
 from echo2.provisioning.pools.pool import Handle
 from echo2.provisioning.rates import ESTIMATED_DELIVERIES, PRIOR_DELIVERIES, DeliveryRate
 from echo2.provisioning.rules import Rules
 
 _GONE = (Phase.LOST, Phase.FAILED)
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """What outlives the coordinator's process."""
+
+    saved_s: float
+    """On the clock of that life."""
+    saved_wall: float
+    state: State
+    machines: dict[str, Rental]
+    """What is paid for."""
 
 
 class Provided:
@@ -30,6 +44,8 @@ class Provided:
         self._books = hall.books
         self._done = done
         self._billed: set[str] = set()
+        self._estimated: set[str] = set()
+        """Offers whose throughput nobody measured."""
         self.news = Wakeup()
         """A worker went away, or the run is over."""
 
@@ -40,7 +56,7 @@ class Provided:
     def observe(self, handles: Sequence[Handle], listings: Sequence[Listing]) -> Observation:
         now, books = self._hall.clock.monotonic(), self._books
         self._bill(handles, now)
-        self._expect(handles, listings)
+        self._estimated = {listing.offer.name for listing in listings if listing.offer.estimated}
         books.account(now)
         scoreboard = books.scoreboard
         return Observation(
@@ -55,7 +71,30 @@ class Provided:
         )
 
     def remember(self, state: State) -> None:
-        """Nothing: machines that are there are found again through their pools."""
+        clock, books = self._hall.clock, self._books
+        machines = {name: books.bill.rentals[name] for name in sorted(self._billed)}
+        memory = Memory(clock.monotonic(), clock.wall(), state, machines)
+        books.state.provisioning = msgspec.msgpack.encode(memory)
+        self._expect(state)
+
+    def recall(self) -> State | None:
+        """Of an earlier life: its state on this one's clock, and what its machines have cost since it last counted.
+
+        How long ago that was only the wall clock can say.
+        """
+        books, now = self._books, self._hall.clock.monotonic()
+        if not books.state.provisioning:
+            return None
+        memory = msgspec.msgpack.decode(books.state.provisioning, type=Memory)
+        counted_wall = memory.saved_wall + books.state.accounted_s - memory.saved_s
+        uncounted_s = max(0.0, self._hall.clock.wall() - counted_wall)
+        shift_s = now - uncounted_s - books.state.accounted_s
+        for name, rental in memory.machines.items():
+            paid_s = rental.paid_until_s + shift_s - (now - uncounted_s)
+            books.bill = books.bill.rent(name, rental.usd_per_h, now - uncounted_s, max(0.0, paid_s))
+        self._billed = set(memory.machines)
+        down_s = max(0.0, self._hall.clock.wall() - memory.saved_wall)
+        return memory.state.carried_over(memory.saved_s, now, down_s)
 
     async def drain(self, machine_id: str) -> None:
         worker = self._books.fleet.on(machine_id)
@@ -84,17 +123,17 @@ class Provided:
             if worker.machine_id or not worker.volunteers:
                 yield _machine(worker, now)
 
-    def _expect(self, handles: Sequence[Handle], listings: Sequence[Listing]) -> None:
+    def _expect(self, state: State) -> None:
         """What a machine's offer says is what is believed of its worker at first."""
-        offers = {listing.offer.name: listing.offer for listing in listings}
         rows = float(self._books.config.rollout.group_size)
-        for handle in handles:
-            offer = offers.get(handle.offer)
-            if offer is not None:
-                weight = ESTIMATED_DELIVERIES if offer.estimated else PRIOR_DELIVERIES
-                self._books.fleet.offered[handle.machine_id] = DeliveryRate(
-                    prior_per_s=offer.rollouts_per_s, prior_deliveries=weight, rows_per_delivery=rows
-                )
+        self._books.fleet.offered = {
+            name: DeliveryRate(
+                prior_per_s=start.expected_per_s,
+                prior_deliveries=ESTIMATED_DELIVERIES if start.offer in self._estimated else PRIOR_DELIVERIES,
+                rows_per_delivery=rows,
+            )
+            for name, start in state.roster.starts.items()
+        }
 
     def _bill(self, handles: Sequence[Handle], now: float) -> None:
         books = self._books

@@ -17,6 +17,8 @@ from blake3 import blake3
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.parse import encode_manifest
 from echo2.ports import Frozen
+from echo2.simulation.clock import Skew
+from echo2.simulation.links import LinkModel
 from echo2.simulation.memory import MemoryDisk
 from echo2.simulation.snapshots import modelled_snapshot, read_manifest
 from echo2.transport.messages import BatchReply
@@ -34,6 +36,31 @@ class LearnerModel(msgspec.Struct, frozen=True):
     checkpoint_s: float = 1.0
     snapshot_s: float = 0.5
     snapshot_bytes: float = 100e6
+
+
+class WorkerModel(msgspec.Struct, frozen=True):
+    name: str
+    link: LinkModel = LinkModel()
+    group_s: float = 5.0
+    """Median time to generate a group."""
+    spread: float = 0.2
+    """Log-normal sigma of that time."""
+    activation_s: float = 0.5
+    """To switch to a loaded snapshot."""
+    clock_skew_s: Skew = 0.0
+    """How wrong the machine's wall clock is (field report H12)."""
+
+
+class WorldModel(msgspec.Struct, frozen=True):
+    learner: LearnerModel = LearnerModel()
+    learner_link: LinkModel = LinkModel(latency_s=0.001, bytes_per_s=1.25e9)
+    uplink_bytes_per_s: float = 125e6
+    """The coordinator's egress, shared by all downloads."""
+    delta_bytes: float = 2e6
+    """Size of every delta; 0 for none, so that each publish is a whole snapshot (``learner.snapshot_bytes``)."""
+    commit_s: float = 0.002
+    home_skew_s: Skew = 0.0
+    """How wrong the wall clock of coordinator and learner is."""
 
 
 class LearnerDisk(msgspec.Struct):

@@ -37,14 +37,14 @@ class ModelledPool:
     def __init__(
         self,
         machines: Mapping[str, MachineModel],
-        invite: Invite,
         clock: Clock,
         begin: Callable[[str, str, MachineModel], Awaitable[None]],
         end: Callable[[str], Awaitable[None]],
     ) -> None:
         """machines: by name of the offer.  begin: a worker, for a machine's id, with a join string.  end: kill it."""
         self.machines_of = dict(machines)
-        self._invite = invite
+        self.invite: Invite | None = None
+        """Of the coordinator's present life; while there is none, nobody is heard."""
         self._clock = clock
         self._begin = begin
         self._end = end
@@ -64,12 +64,13 @@ class ModelledPool:
                 paid_until_s=now_s + rented.min_rental_h * SECONDS_PER_H,
             )  # fmt: skip
             await asyncio.sleep(model.start_s)
-            await self._begin(machine_id, await self._invite(machine_id), model)
-            self._set(machine_id, Phase.ACTIVE)
+            if self.invite is not None:
+                await self._begin(machine_id, await self.invite(machine_id), model)
+                self._set(machine_id, Phase.ACTIVE)
         return self._handles[machine_id]
 
     async def stop(self, machine_id: str) -> None:
-        if self._handles.pop(machine_id, None) is not None:
+        if self.invite is not None and self._handles.pop(machine_id, None) is not None:
             await self._end(machine_id)
 
     async def machines(self) -> Sequence[Handle]:

@@ -31,11 +31,11 @@ from echo2.provisioning.pools.invite import Invite
 from echo2.provisioning.pools.pool import Pool
 from echo2.provisioning.pools.standby import Benches, StandbyPool
 from echo2.rollout.engines.scripted import ScriptedEngine
-from echo2.simulation.clock import CountedIds, Skew, VirtualClock
+from echo2.simulation.clock import CountedIds, VirtualClock
 from echo2.simulation.links import Desk, LinkModel, NoRelays, Pipe, VirtualLine
 from echo2.simulation.loop import run_virtual
 from echo2.simulation.memory import MemoryDisk, MemorySpool, MemoryStore
-from echo2.simulation.models import LearnerDisk, LearnerModel, ModelledLearner
+from echo2.simulation.models import LearnerDisk, ModelledLearner, WorkerModel, WorldModel
 from echo2.simulation.pool import MachineModel, ModelledPool
 from echo2.simulation.record import RecordedEvents
 from echo2.simulation.shelf import MemoryShelf
@@ -52,31 +52,6 @@ LEARNER = "learner"
 COORDINATOR = "coordinator"
 ENDING_S = 600.0
 """Virtual time that learner and workers get to leave after the coordinator is done."""
-
-
-class WorkerModel(msgspec.Struct, frozen=True):
-    name: str
-    link: LinkModel = LinkModel()
-    group_s: float = 5.0
-    """Median time to generate a group."""
-    spread: float = 0.2
-    """Log-normal sigma of that time."""
-    activation_s: float = 0.5
-    """To switch to a loaded snapshot."""
-    clock_skew_s: Skew = 0.0
-    """How wrong the machine's wall clock is (field report H12)."""
-
-
-class WorldModel(msgspec.Struct, frozen=True):
-    learner: LearnerModel = LearnerModel()
-    learner_link: LinkModel = LinkModel(latency_s=0.001, bytes_per_s=1.25e9)
-    uplink_bytes_per_s: float = 125e6
-    """The coordinator's egress, shared by all downloads."""
-    delta_bytes: float = 2e6
-    """Size of every delta; 0 for none, so that each publish is a whole snapshot (``learner.snapshot_bytes``)."""
-    commit_s: float = 0.002
-    home_skew_s: Skew = 0.0
-    """How wrong the wall clock of coordinator and learner is."""
 
 
 class SimulatedRun(msgspec.Struct):
@@ -121,9 +96,7 @@ class World:
         """The coordinator ended the run in order."""
         self.faults: dict[str, BaseException] = {}
         """What a program's last life ended with, when that was an error."""
-        self.machines = dict(machines)
-        self.pool: ModelledPool | None = None
-        """Of the coordinator's present life, where machines can be rented."""
+        self.pool = ModelledPool(machines, VirtualClock(model.home_skew_s), self._rent, self._give_back)
         self._slowness: dict[str, float] = {}
         """Of programs that take so many times as long as they are modelled."""
         self._peer_ids: dict[str, str] = {}
@@ -147,6 +120,8 @@ class World:
     async def kill(self, name: str) -> None:
         """End a life at once, as kill -9 does: nothing it does while dying reaches anybody."""
         self.events.emit("killed", program=name)
+        if name == COORDINATOR:
+            self.pool.invite = None
         line = self.links.get(name)
         if line is not None:
             line.cut = True
@@ -223,8 +198,8 @@ class World:
         clock = VirtualClock(self.model.home_skew_s)
         standby = [section for section in self.config.pools if section.kind == "standby"]
         pools: list[Pool] = [StandbyPool(benches, section.rollouts_per_s, clock) for section in standby]
-        if self.machines:
-            self.pool = ModelledPool(self.machines, invite, clock, self._rent, self._give_back)
+        if self.pool.machines_of:
+            self.pool.invite = invite
             pools.append(self.pool)
         return pools
 
