@@ -209,15 +209,16 @@ def test_a_pool_of_local_machines_is_filled_replaced_and_given_back(model: Path,
     run = Run(tables, events=Quiet())
     with run:
         wait_for_steps(run, 1)
-        os.kill(next(iter(workers_on("here", run).values())), signal.SIGKILL)
+        killed, process = next(iter(workers_on("here", run).items()))
+        os.kill(process, signal.SIGKILL)
         result = run.result()
         assert not workers_on("here", run)
     check_lines(list(result.metrics), budget=3)
     assert len(result.metrics) == 40
     events = [json.loads(line) for line in (run.folder.root / "events.jsonl").read_text().splitlines()]
     ordered = [event for event in events if event["kind"] == "provisioning_activate"]
-    assert any("went away" in event["reason"] for event in ordered)
     names = {name for event in ordered for name in event["machine_ids"].split(",")}
+    assert len(names - {killed}) >= 1, "replaced"
     assert names == {event["machine"] for event in events if event["kind"] == "machine_stopped"}
     assert names >= {event["name"] for event in events if event["kind"] == "worker_joined"}
     last = result.metrics[-1]

@@ -88,10 +88,9 @@ class Provided:
         memory = msgspec.msgpack.decode(books.state.provisioning, type=Memory)
         counted_wall = memory.saved_wall + books.state.accounted_s - memory.saved_s
         uncounted_s = max(0.0, self._hall.clock.wall() - counted_wall)
-        shift_s = now - uncounted_s - books.state.accounted_s
         for name, rental in memory.machines.items():
-            paid_s = rental.paid_until_s + shift_s - (now - uncounted_s)
-            books.bill = books.bill.rent(name, rental.usd_per_h, now - uncounted_s, max(0.0, paid_s))
+            paid_s = max(0.0, rental.paid_until_s - books.state.accounted_s)
+            books.bill = books.bill.rent(name, rental.usd_per_h, now - uncounted_s, paid_s)
         self._billed = set(memory.machines)
         down_s = max(0.0, self._hall.clock.wall() - memory.saved_wall)
         return memory.state.carried_over(memory.saved_s, now, down_s)

@@ -1,7 +1,7 @@
-"""A modelled learner: time passes, digests chain, nothing is computed.
+"""What is modelled of a world, and a modelled learner: time passes, digests chain, nothing is computed.
 
-Invariant: its "weights" are the hash chain of the batches it trained on, so a replay after a crash that saw other rows,
-or other order, ends in other weights and is caught by comparing one string.
+Invariant: the learner's "weights" are the hash chain of the batches it trained on, so a replay after a crash that saw
+other rows, or other order, ends in other weights and is caught by comparing one string.
 """
 
 from __future__ import annotations
