@@ -62,6 +62,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     mu_min_per_s: float | None
     """Required by equation (2) at the measured times; None while unknown or infeasible."""
     workers_active: int
+    mu_min_overlapped_per_s: float | None = None
+    """Required by (2'), where workers generate while a snapshot travels."""
 
     generated: int
     trained: int
@@ -83,7 +85,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the batch cut at the token limit."""
 
     cost_usd: float
+    """Of workers and learner since the run began, restarts included."""
     usd_per_h: float
+    step_cost_usd: float = 0.0
+    """Spent since the line before."""
     snapshot_bytes: int
     """Size of the newest published snapshot, decoded."""
     publish_bytes: int = 0

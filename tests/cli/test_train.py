@@ -55,7 +55,8 @@ def test_the_printed_configuration_is_whole_and_loads(echo2: Echo2, run_toml: Pa
 
     config = build_config(tomllib.loads(printed))
     assert config.learning.lr == 3e-6
-    assert set(tomllib.loads(printed)) == set(config.model_dump())
+    assert {*tomllib.loads(printed), "pools"} == set(config.model_dump())
+    assert "# [[pools]]" in printed, "there are none, and what they would be is told"
     assert echo2("train", run_toml, "--print-config", "--json").json["run"]["name"] == "run"
 
 

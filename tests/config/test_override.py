@@ -58,7 +58,7 @@ def test_the_last_override_of_a_key_wins() -> None:
         ("learning.learning_rate=1", "the nearest known key is `lr` in [learning]"),
         ("lr=1", "unknown key `lr` at top level; it belongs in [learning]"),
         ("tasks.5.weight=1", "needs a number from 0 to 0, got `5`"),
-        ("tasks.0=1", "name a key of the task"),
+        ("tasks.0=1", "name a key of one of them"),
         ("run.dir.x=1", "run.dir must be text"),
         ("rollout.engine.x=1", "`rollout.engine` is a value, not a table"),
     ],

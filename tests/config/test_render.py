@@ -46,7 +46,7 @@ def test_every_key_is_printed_under_its_meaning() -> None:
     for section in SECTIONS.values():
         for key, field in section.model_fields.items():
             assert field.description, f"{section.__name__}.{key} has no docstring"
-            where = next(number for number, line in enumerate(lines) if line.startswith(f"{key} = "))
+            where = next(n for n, line in enumerate(lines) if line.removeprefix("# ").startswith(f"{key} = "))
             assert lines[where - 1].startswith("# ")
 
 

@@ -36,7 +36,7 @@ def test_an_enrolled_peer_is_recognised_by_its_credential_alone() -> None:
     principal = found.authenticate(credential)
     assert (principal.role, principal.peer_id) == (Role.WORKER, peer.peer_id)
     assert [type(operation) for operation in operations] == [TokenPut, PeerPut]
-    assert found.name_of(peer.peer_id) == "worker one"
+    assert found.peer(peer.peer_id).name == "worker one"
 
 
 @pytest.mark.parametrize(

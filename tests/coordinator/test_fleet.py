@@ -36,6 +36,32 @@ def test_a_silent_worker_loses_its_leases_and_comes_back_by_being_heard(fleet: F
     assert len(fleet.active()) == 2
 
 
+def test_a_worker_that_is_silent_for_long_again_and_again_does_not_flap(fleet: Fleet) -> None:
+    """It generates for 50 s without a word where 30 s count as death: taken for dead once, not every time (H05)."""
+    deaths = []
+    for now in range(1, 601):
+        if now % 51 == 0:
+            fleet.seen("w1", "one", float(now))
+        deaths += [(now, w.worker_id) for w in fleet.lost(float(now))[0]]
+    assert deaths == [(31, "w1"), (31, "w2")]
+
+
+def test_a_worker_that_started_anew_is_judged_as_anybody(fleet: Fleet) -> None:
+    fleet.lost(31.0)
+    fleet.seen("w1", "one", 40.0)
+    fleet.restarted("w1")
+    assert [w.worker_id for w in fleet.lost(71.0)[0]] == ["w1"]
+
+
+def test_time_in_which_a_worker_was_gone_says_nothing_of_its_rate(fleet: Fleet) -> None:
+    start(fleet, "a", "w1", 0.0)
+    fleet.delivered("w1", 8, 4.0)
+    fleet.seen("w1", "one", 4.0)
+    fleet.lost(1000.0)
+    fleet.seen("w1", "one", 1000.0)
+    assert fleet.pool_rate_per_s(1000.0) == 2.0
+
+
 @pytest.mark.parametrize(("blocked_s", "gone"), [(28.0, []), (30.0, ["w1"])])
 def test_a_call_may_block_a_worker_for_the_silence_less_one_beat(
     blocked_s: float, gone: list[str], fleet: Fleet
@@ -72,6 +98,7 @@ def test_before_any_lease_ended_a_stated_time_counts(fleet: Fleet) -> None:
 
 
 def test_the_pool_rate_counts_living_workers_and_not_the_time_the_gate_held_them(fleet: Fleet) -> None:
+    start(fleet, "a", "w1", 0.0)
     fleet.delivered("w1", 8, 4.0)
     assert fleet.pool_rate_per_s(4.0) == 2.0
     fleet.held("w1", 4.0)

@@ -195,3 +195,49 @@ def test_workers_join_over_tls_pass_snapshots_on_and_a_killed_one_costs_nothing_
     assert last.delta_share == pytest.approx(5 / 6)  # the last version is published after the last line
     assert last.publish_bytes < last.snapshot_bytes
     check_snapshots(run)
+
+
+def test_a_pool_of_local_machines_is_filled_replaced_and_given_back(model: Path, tmp_path: Path) -> None:
+    offers = tmp_path / "offers.csv"
+    offers.write_text("name,gpu,count,usd_per_h,rollouts_per_s\nhere,cpu,2,0.5,0.5\n")
+    tables = config(
+        model, tmp_path, "pool", run={"mode": "echo2", "steps": 40}, staleness={"budget": 3}, workers={"local": 0},
+        provisioning={"period_s": 0.5, "sustain": 2, "cool_down_s": 1.0, "start_s": 120.0, "learner_usd_per_h": 2.0},
+        coordinator={"dead_after_s": 5.0},
+    )  # fmt: skip
+    tables["pools"] = [{"kind": "local", "offers": str(offers)}]
+    run = Run(tables, events=Quiet())
+    with run:
+        wait_for_steps(run, 1)
+        killed, process = next(iter(workers_on("here", run).items()))
+        os.kill(process, signal.SIGKILL)
+        result = run.result()
+        assert not workers_on("here", run)
+    check_lines(list(result.metrics), budget=3)
+    assert len(result.metrics) == 40
+    events = [json.loads(line) for line in (run.folder.root / "events.jsonl").read_text().splitlines()]
+    ordered = [event for event in events if event["kind"] == "provisioning_activate"]
+    names = {name for event in ordered for name in event["machine_ids"].split(",")}
+    assert len(names - {killed}) >= 1, "replaced"
+    assert names == {event["machine"] for event in events if event["kind"] == "machine_stopped"}
+    assert names >= {event["name"] for event in events if event["kind"] == "worker_joined"}
+    last = result.metrics[-1]
+    hours = last.elapsed_s / 3600
+    assert 0.0 < last.cost_usd < (2.0 + 2 * 0.5) * hours, "the learner and two machines at most, from when they came"
+    assert sum(line.step_cost_usd for line in result.metrics) == pytest.approx(last.cost_usd)
+
+
+def workers_on(offer: str, run: Run) -> dict[str, int]:
+    """Process ids of workers that a local pool started, by machine."""
+    found = {}
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = cmdline.read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        here = str(run.folder.root).encode()
+        if b"worker" in words and any(here in word for word in words):
+            name = words[words.index(b"--name") + 1].decode()
+            if name.startswith(f"{offer}-"):
+                found[name] = int(cmdline.parent.name)
+    return found

@@ -11,8 +11,8 @@ import pytest
 from echo2.config.load import build_config
 from echo2.provisioning.demand import Cadence, Times, step_period_s
 from echo2.simulation.links import LinkModel
-from echo2.simulation.models import LearnerModel
-from echo2.simulation.world import WorkerModel, WorldModel, simulate
+from echo2.simulation.models import LearnerModel, WorkerModel, WorldModel
+from echo2.simulation.world import simulate
 
 STEPS, ROWS, GROUP, LANES, GROUP_S, SPREAD = 40, 64, 4, 2, 5.0, 0.25
 

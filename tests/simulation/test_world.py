@@ -220,7 +220,7 @@ def test_a_deadlock_in_the_programs_is_reported_with_who_waits_where(monkeypatch
     told = str(caught.value)
     assert "learner waits in" in told
     assert "lane 0 waits in" in told
-    assert "handle RequestLease of near waits in WorkerAnswers.lease" in told
+    assert "handle RequestLease of near waits in WorkerAnswers._queued" in told
     assert "on: return await waiter" in told
 
 

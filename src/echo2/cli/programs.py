@@ -67,6 +67,12 @@ def worker(
     ] = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    usd_per_h: Annotated[
+        float | None,
+        typer.Option(
+            "--usd-per-h", min=0, max=1e5, help="What this worker costs, instead of what the run's configuration says."
+        ),
+    ] = None,
 ) -> None:
     """Join a run and generate until it ends; SIGTERM drains."""
     import socket
@@ -76,7 +82,9 @@ def worker(
     called = name or socket.gethostname()
     if not called.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise typer.BadParameter(f"--name must be letters, digits, dots, dashes and underscores, got {called!r}")
-    asyncio.run(run_worker(join, called, folder or Path("echo2-worker") / called, device, threads))
+    if usd_per_h is not None and usd_per_h != usd_per_h:
+        raise typer.BadParameter("--usd-per-h must be a number, got nan")
+    asyncio.run(run_worker(join, called, folder or Path("echo2-worker") / called, device, threads, usd_per_h))
 
 
 def _folder_for(place: Path, overrides: list[str], *, listens: bool) -> RunFolder:

@@ -128,6 +128,19 @@ def _ports(config: Config) -> Iterator[Fault]:
         )
 
 
+def _pools(config: Config) -> Iterator[Fault]:
+    kinds = Counter(pool.kind for pool in config.pools)
+    for kind, count in kinds.items():
+        if count > 1:
+            yield Fault(("pools",), f"every [[pools]] kind must be there once, got {kind} {count} times; merge them")
+    if config.pools and config.run.mode != "echo2":
+        yield Fault(
+            ("pools", "run.mode"),
+            f'[[pools]] need run.mode = "echo2", because capacity is planned by its overlap: got "{config.run.mode}"; '
+            "remove the pools, or set run.mode",
+        )
+
+
 def _prices(config: Config) -> Iterator[Fault]:
     gamma = config.provisioning.gamma
     if not math.isfinite(gamma):
@@ -143,4 +156,5 @@ _CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _times,
     _ports,
     _prices,
+    _pools,
 )

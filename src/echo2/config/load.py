@@ -18,7 +18,7 @@ from echo2.config.feasible import infeasibilities
 from echo2.config.override import apply_override, parse_overrides
 from echo2.config.places import missing_places, resolve_places
 from echo2.config.root import Config
-from echo2.config.schema import SECTIONS, TASKS, is_pair, unknown_key
+from echo2.config.schema import LISTS, POOLS, SECTIONS, TASKS, is_pair, unknown_key
 from echo2.config.sections import Section
 from echo2.errors import ConfigError
 
@@ -42,12 +42,12 @@ def build_config(
     resolve_places(tables, base or Path.cwd())
     parsed, faults = parse_overrides(overrides)
     faults += [fault for override in parsed if (fault := apply_override(tables, override))]
-    if any(override.path[0] in ("model", TASKS) for override in parsed):
+    if any(override.path[0] in ("model", TASKS, POOLS) for override in parsed):
         resolve_places(tables, Path.cwd())
     sections, blamed = _sections(tables, faults)
     whole = Config.model_construct(**sections)
     faults += [fault.sentence for fault in infeasibilities(whole) if not _touches(fault.keys, blamed)]
-    if check_places and TASKS not in blamed and "model.path" not in blamed:
+    if check_places and blamed.isdisjoint((TASKS, POOLS, "model.path")):
         faults += missing_places(whole)
     if faults:
         raise ConfigError(faults)
@@ -88,8 +88,8 @@ def _sections(tables: dict[str, Any], faults: list[str]) -> tuple[dict[str, Any]
     for name, value in tables.items():
         if name not in SECTIONS:
             faults.append(unknown_key("", name))
-        elif name == TASKS:
-            sections[name] = _tasks(value, faults, blamed)
+        elif name in LISTS:
+            sections[name] = _list(name, value, faults, blamed)
         elif not isinstance(value, dict):
             faults.append(f"[{name}] must be a table of keys, got {_shown(value)}; write [{name}] on a line of its own")
             blamed.update(f"{name}.{key}" for key in SECTIONS[name].model_fields)
@@ -100,20 +100,20 @@ def _sections(tables: dict[str, Any], faults: list[str]) -> tuple[dict[str, Any]
     return sections, blamed
 
 
-def _tasks(value: Any, faults: list[str], blamed: set[str]) -> tuple[Section, ...]:
+def _list(name: str, value: Any, faults: list[str], blamed: set[str]) -> tuple[Section, ...]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        faults.append(f"tasks must be an array of tables, got {_shown(value)}; write [[tasks]] with double brackets")
-        blamed.add(TASKS)
+        faults.append(f"{name} must be an array of tables, got {_shown(value)}; write [[{name}]] with double brackets")
+        blamed.add(name)
         return ()
-    tasks = []
+    parts = []
     for index, item in enumerate(value):
         before = len(faults)
-        task = _section(TASKS, f"{TASKS}.{index}", item, faults, blamed)
+        part = _section(name, f"{name}.{index}", item, faults, blamed)
         if len(faults) == before:
-            tasks.append(task)
+            parts.append(part)
         else:
-            blamed.add(TASKS)
-    return tuple(tasks)
+            blamed.add(name)
+    return tuple(parts)
 
 
 def _section(section: str, label: str, table: dict[str, Any], faults: list[str], blamed: set[str]) -> Section:

@@ -19,7 +19,7 @@ _BARE_TEXT = re.compile(r"""[^\s"'\[\]{}#=][^\n"'\[\]{}]*""")
 
 class Override(NamedTuple):
     path: tuple[str, ...]
-    """Section, key and, inside a task's options, further keys; ``tasks`` is followed by an index."""
+    """Section, key and, inside a task's options, further keys; ``tasks`` and ``pools`` are followed by an index."""
     value: Any
 
 
@@ -65,7 +65,7 @@ def apply_override(data: dict[str, Any], override: Override) -> str | None:
     table: Any = data
     for depth, part in enumerate(parents):
         if isinstance(table, list):
-            table, fault = _entry(table, part)
+            table, fault = _entry(parents[0], table, part)
             if fault:
                 return fault
         else:
@@ -73,7 +73,7 @@ def apply_override(data: dict[str, Any], override: Override) -> str | None:
         if not isinstance(table, dict | list):
             return f"--set {'.'.join(override.path)}: `{'.'.join(parents[: depth + 1])}` is a value, not a table"
     if isinstance(table, list):
-        return f"--set {'.'.join(override.path)}: name a key of the task, as in --set tasks.0.weight=2"
+        return f"--set {'.'.join(override.path)}: name a key of one of them, as in --set tasks.0.weight=2"
     table[last] = override.value
     return None
 
@@ -82,7 +82,7 @@ def _default_tasks() -> list[dict[str, Any]]:
     return [task.model_dump(exclude_defaults=True) for task in Config.model_fields[TASKS].default]
 
 
-def _entry(tables: list[Any], index: str) -> tuple[Any, str | None]:
+def _entry(name: str, tables: list[Any], index: str) -> tuple[Any, str | None]:
     if index.isdigit() and int(index) < len(tables):
         return tables[int(index)], None
-    return None, f"--set tasks.N needs a number from 0 to {len(tables) - 1}, got `{index}`; the first task is tasks.0"
+    return None, f"--set {name}.N needs a number from 0 to {len(tables) - 1}, got `{index}`; the first is {name}.0"

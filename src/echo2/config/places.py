@@ -22,6 +22,10 @@ def resolve_places(data: dict[str, Any], base: Path) -> None:
     model = data.get("model")
     if isinstance(model, dict) and isinstance(model.get("path"), str):
         model["path"] = _resolve_model(model["path"], base)
+    pools = data.get("pools")
+    for pool in pools if isinstance(pools, list) else []:
+        if isinstance(pool, dict) and isinstance(pool.get("offers"), str) and pool["offers"]:
+            pool["offers"] = str((base / Path(pool["offers"]).expanduser()).resolve())
     tasks = data.get("tasks")
     for task in tasks if isinstance(tasks, list) else []:
         options = task.get("options") if isinstance(task, dict) else None
@@ -57,6 +61,10 @@ def missing_places(config: Config) -> list[str]:
         for key in _path_keys(task.options):
             if not Path(task.options[key]).exists():
                 faults.append(f'options.{key} of task "{task.name}" must exist, got {task.options[key]}; correct it')
+    for number, pool in enumerate(config.pools):
+        if pool.kind == "local" and not Path(pool.offers).is_file():
+            got = pool.offers or "nothing"
+            faults.append(f"pools.{number}.offers must be a CSV file of offers for kind local, got {got}; correct it")
     if config.rollout.engine != "scripted":
         faults += _model_faults(config.model.path)
     return faults

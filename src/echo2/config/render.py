@@ -11,10 +11,11 @@ import json
 from typing import Any
 
 import tomlkit
+from tomlkit import TOMLDocument
 from tomlkit.items import Table
 
 from echo2.config.root import Config
-from echo2.config.schema import SECTIONS, TASKS
+from echo2.config.schema import LISTS, SECTIONS
 from echo2.config.sections import Section
 
 
@@ -23,14 +24,28 @@ def render_config(config: Config) -> str:
     document = tomlkit.document()
     for name in SECTIONS:
         value = getattr(config, name)
-        if name == TASKS:
+        if name in LISTS:
             tables = tomlkit.aot()
-            for task in value:
-                tables.append(_table(task))
-            document.add(name, tables)
+            for part in value:
+                tables.append(_table(part))
+            if value:
+                document.add(name, tables)
+            else:
+                _add_outline(document, name)
         else:
             document.add(name, _table(value))
     return tomlkit.dumps(document)
+
+
+def _add_outline(document: TOMLDocument, name: str) -> None:
+    """What a table of an array would hold that has none, as a comment."""
+    document.add(tomlkit.comment(f"[[{name}]]"))
+    for key, field in LISTS[name].model_fields.items():
+        for line in (field.description or "").splitlines():
+            document.add(tomlkit.comment(f"# {line}"))
+        default = "…" if field.is_required() else _item(field.default).as_string()
+        document.add(tomlkit.comment(f"{key} = {default}"))
+    document.add(tomlkit.nl())
 
 
 def _table(section: Section) -> Table:

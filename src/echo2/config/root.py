@@ -20,6 +20,7 @@ from echo2.config.sections import (
     LearningSection,
     MetricsSection,
     ModelSection,
+    PoolSection,
     ProvisioningSection,
     RolloutSection,
     RunSection,
@@ -45,6 +46,8 @@ class Config(Section):
     coordinator: CoordinatorSection = CoordinatorSection()
     workers: WorkersSection = WorkersSection()
     provisioning: ProvisioningSection = ProvisioningSection()
+    pools: tuple[PoolSection, ...] = ()
+    """Where machines are activated and released; none by default."""
     eval: EvalSection = EvalSection()
     metrics: MetricsSection = MetricsSection()
 

@@ -9,14 +9,16 @@ import difflib
 from collections.abc import Mapping
 
 from echo2.config.root import Config
-from echo2.config.sections import Section, TaskSection
+from echo2.config.sections import PoolSection, Section, TaskSection
 
-TASKS = "tasks"
+TASKS, POOLS = "tasks", "pools"
+LISTS: Mapping[str, type[Section]] = {TASKS: TaskSection, POOLS: PoolSection}
+"""Arrays of tables, and what each table is."""
 
 SECTIONS: Mapping[str, type[Section]] = {
-    name: TaskSection if name == TASKS else type(field.default) for name, field in Config.model_fields.items()
+    name: LISTS.get(name) or type(field.default) for name, field in Config.model_fields.items()
 }
-"""Section name → class; ``tasks`` is a list of tables of ``TaskSection``."""
+"""Section name → class, of arrays that of one table."""
 
 _COMMON_NAMES: Mapping[str, str] = {
     "batch_size": "rollout.rollouts_per_step",
@@ -76,7 +78,7 @@ def _likeness(word: str, home: str, name: str) -> float:
 
 
 def _header(section: str) -> str:
-    return f"[[{section}]]" if section == TASKS else f"[{section}]"
+    return f"[[{section}]]" if section in LISTS else f"[{section}]"
 
 
 def is_text(section: str, key: str) -> bool:

@@ -201,6 +201,31 @@ class ProvisioningSection(Section):
     """Safety factor; T_bcast is taken when the share 1/gamma of active workers installed."""
     budget_usd: NonNegativeFloat = 0.0
     """The run ends when it has cost this much; 0 means no cap."""
+    policy: Literal["cheapest", "exact", "random"] = "cheapest"
+    """How machines of `pools` are chosen; `random` pays no heed to cost (the paper's NoCost)."""
+    rule: Literal["overlapped", "paper"] = "overlapped"
+    """What the pool must deliver: by (2'), where workers generate while a snapshot travels, or by the paper's (2)."""
+    period_s: PositiveFloat = 60.0
+    """Time between decisions about `pools`."""
+    sustain: Positive = 3
+    """Decision periods that a shortage or an excess must last before anything is changed."""
+    cool_down_s: NonNegativeFloat = 180.0
+    """No further change so long after one; what was lost is replaced all the same."""
+    start_s: PositiveFloat = 600.0
+    """A machine whose worker has not joined after so long is given up."""
+    first_machines: Positive = 1
+    """Machines held until T_train is known."""
+
+
+class PoolSection(Section):
+    """Machines that the run activates and releases as it needs them; without any, workers are what joins."""
+
+    kind: Literal["local", "standby"]
+    """`local`: worker processes on the coordinator's machine; `standby`: workers that joined by themselves and wait."""
+    offers: str = ""
+    """CSV file of what a `local` pool has; a relative path is relative to the file it stands in."""
+    rollouts_per_s: PositiveFloat = 1.0
+    """What a worker on `standby` is expected to deliver before it has delivered anything."""
 
 
 class EvalSection(Section):

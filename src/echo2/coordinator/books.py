@@ -20,7 +20,7 @@ from echo2.coordinator.scoreboard import Scoreboard
 from echo2.data.buffer import Buffer, BufferRules
 from echo2.data.cursor import PromptCursor
 from echo2.ports import EventLog, Ids
-from echo2.provisioning import rates
+from echo2.provisioning.ledger import Ledger
 from echo2.transport.messages import AssetFile
 from echo2.types import Policy
 
@@ -42,7 +42,7 @@ class Books:
         self.scoreboard = Scoreboard(config)
         self.publishing = Publishing(config.provisioning.gamma)
         self.evaluation: Evaluation | None = None
-        self.bill = rates.Ledger(settled_usd=self.state.cost_usd)
+        self.bill = Ledger(settled_usd=self.state.cost_usd, told_usd=self.state.cost_usd)
         self.learner_waits = False
         self.learner_attached = False
         self.learner_left = False
@@ -99,7 +99,7 @@ class Books:
         """Bring elapsed time and cost up to ``now``."""
         if self._elapsed_until is not None:
             self.state.elapsed_s += now - self._elapsed_until
-        self._elapsed_until = now
+        self._elapsed_until = self.state.accounted_s = now
         self.state.cost_usd = self.bill.total_usd(now)
 
     @property

@@ -23,16 +23,19 @@ class Registry:
     def __init__(self, tokens: Iterable[Token], peers: Iterable[Peer]) -> None:
         self._tokens = {token.digest: token for token in tokens}
         self._peers = {peer.digest: peer for peer in peers}
-        self._names = {peer.peer_id: peer.name for peer in self._peers.values()}
+        self._by_id = {peer.peer_id: peer for peer in self._peers.values()}
 
-    def issue_token(self, secret: str, role: Role, expires_wall: float, uses: int) -> list[Operation]:
-        token = Token(digest(secret), role, expires_wall, uses)
+    def issue_token(
+        self, secret: str, role: Role, expires_wall: float, uses: int, machine_id: str = ""
+    ) -> list[Operation]:
+        token = Token(digest(secret), role, expires_wall, uses, machine_id)
         self._tokens[token.digest] = token
         return [TokenPut(token)]
 
     def revoke_tokens(self, role: Role) -> list[Operation]:
-        """No token of this role enrols anybody any more; who is enrolled stays."""
-        revoked = [msgspec.structs.replace(t, uses_left=0) for t in self._tokens.values() if t.role is role]
+        """No token that people have of this role enrols anybody any more; who is enrolled stays."""
+        found = [token for token in self._tokens.values() if token.role is role and not token.machine_id]
+        revoked = [msgspec.structs.replace(token, uses_left=0) for token in found]
         self._tokens.update((token.digest, token) for token in revoked)
         return [TokenPut(token) for token in revoked]
 
@@ -52,11 +55,14 @@ class Registry:
                 f"{request.protocol_version} of {request.package_version}: install the same version"
             )
         credential = ids.new("key")
-        peer = Peer(ids.new(token.role.value), _readable(request.name), token.role, digest(credential))
+        name, peer_id = token.machine_id or _readable(request.name), ids.new(token.role.value)
+        peer = Peer(
+            peer_id, name, token.role, digest(credential), machine_id=token.machine_id, usd_per_h=request.usd_per_h
+        )
         token = msgspec.structs.replace(token, uses_left=token.uses_left - 1)
         self._tokens[token.digest] = token
         self._peers[peer.digest] = peer
-        self._names[peer.peer_id] = peer.name
+        self._by_id[peer.peer_id] = peer
         return peer, credential, [TokenPut(token), PeerPut(peer)]
 
     def authenticate(self, credential: str) -> Principal:
@@ -66,8 +72,9 @@ class Registry:
             raise Unauthorised("the credential is unknown or revoked: enrol again with a join string of this run")
         return Principal(peer.role, peer.peer_id)
 
-    def name_of(self, peer_id: str) -> str:
-        return self._names.get(peer_id, peer_id)
+    def peer(self, peer_id: str) -> Peer:
+        """Who is enrolled under this id; in simulation workers need not be."""
+        return self._by_id.get(peer_id) or Peer(peer_id, peer_id, Role.WORKER, "")
 
 
 def check_tasks(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:

@@ -16,6 +16,8 @@ import msgspec
 from echo2.provisioning.rates import DeliveryRate
 from echo2.types import Policy
 
+PATIENCE_GROWTH = 2.0
+"""How much longer a silence may last once a worker came back from one that had counted as its end."""
 OVERDUE_FACTOR = 3.0
 """A lease older than so many medians no longer counts as work that will arrive (PROTOCOL §3)."""
 DURATIONS_KEPT = 64
@@ -39,10 +41,20 @@ class WorkerRecord(msgspec.Struct):
     last_seen_s: float
     rate: DeliveryRate
     usd_per_h: float
+    patience_s: float
+    """Silence after which it counts as gone."""
+    machine_id: str = ""
+    """The pool's machine that it works on; empty for who joined by itself and is in no pool."""
     installed: Policy | None = None
     active: bool = True
     """a_i: heartbeats arrive."""
     draining: bool = False
+    left: bool = False
+    """It said so."""
+    volunteers: bool = False
+    """It joined by itself and is activated when it is needed."""
+    waits: bool = False
+    """It volunteers, and stands by."""
     state: str = ""
     rows_delivered: int = 0
     spooled_groups: int = 0
@@ -56,20 +68,43 @@ class Fleet:
         self.lease_max_s = lease_max_s
         self.usd_per_h = usd_per_h
         self.workers: dict[str, WorkerRecord] = {}
+        self.offered: dict[str, DeliveryRate] = {}
+        """By machine of a pool that starts: what is expected of its worker before it has delivered."""
         self.leases: dict[str, RunningLease] = {}
         self._durations: deque[float] = deque(maxlen=DURATIONS_KEPT)
         self._fresh: deque[RunningLease] = deque()
         """Leases not overdue yet, oldest first; ended ones linger until they reach the front."""
 
-    def seen(self, worker_id: str, name: str, now: float) -> WorkerRecord:
-        """A request of this worker arrived."""
+    def seen(
+        self, worker_id: str, name: str, now: float, machine_id: str = "", usd_per_h: float | None = None
+    ) -> WorkerRecord:
+        """A request of this worker arrived. usd_per_h: None where its owner does not say."""
         worker = self.workers.get(worker_id)
         if worker is None:
-            worker = WorkerRecord(worker_id, name, now, DeliveryRate(opened_s=now), self.usd_per_h)
+            price = self.usd_per_h if usd_per_h is None else usd_per_h
+            rate = self.offered.get(machine_id, DeliveryRate())
+            worker = WorkerRecord(worker_id, name, now, rate, price, self.dead_after_s, machine_id)
             self.workers[worker_id] = worker
+        if not worker.active:
+            # It was not dead, only silent for long: taken for dead again and again, it would flap and its leases too.
+            worker.patience_s = min(PATIENCE_GROWTH * worker.patience_s, max(self.dead_after_s, self.lease_max_s))
+            worker.rate = worker.rate.held(now - worker.last_seen_s)
         worker.last_seen_s = now
-        worker.active = True
+        worker.active, worker.left = True, False
         return worker
+
+    def on(self, machine_id: str) -> WorkerRecord | None:
+        """The newest worker on a pool's machine."""
+        found = [worker for worker in self.workers.values() if worker.machine_id == machine_id]
+        return found[-1] if found else None
+
+    def usual_lease_s(self) -> float | None:
+        """T_gen: the time to finish a group, scoring and delivery included; None before one was."""
+        return statistics.median(self._durations) if self._durations else None
+
+    def restarted(self, worker_id: str) -> None:
+        """It had been dead, or is new: its silence is judged as anybody's."""
+        self.workers[worker_id].patience_s = self.dead_after_s
 
     def excuse(self, seconds: float, now: float) -> None:
         """This process itself stood still so long: nobody could be heard, so nobody was silent (H05)."""
@@ -82,6 +117,9 @@ class Fleet:
     def start(self, lease: RunningLease) -> None:
         self.leases[lease.lease_id] = lease
         self._fresh.append(lease)
+        worker = self.workers.get(lease.worker_id)
+        if worker is not None:
+            worker.rate = worker.rate.given_work(lease.granted_s)
 
     def end(self, lease_id: str, now: float, delivered_rows: int | None) -> RunningLease | None:
         """The lease ended; with rows it also counts for the median and the worker's rate."""
@@ -106,7 +144,8 @@ class Fleet:
         return [lease for lease in self.leases.values() if lease.worker_id == worker_id]
 
     def overdue_after_s(self) -> float:
-        return OVERDUE_FACTOR * statistics.median(self._durations) if self._durations else FIRST_OVERDUE_S
+        usual_s = self.usual_lease_s()
+        return FIRST_OVERDUE_S if usual_s is None else OVERDUE_FACTOR * usual_s
 
     def newly_overdue(self, now: float) -> list[RunningLease]:
         limit, found = self.overdue_after_s(), []
@@ -119,7 +158,7 @@ class Fleet:
 
     def lost(self, now: float) -> tuple[list[WorkerRecord], list[RunningLease]]:
         """Workers that just fell silent for too long, and leases that are lost with them or are too old."""
-        silent = [w for w in self.active() if now - w.last_seen_s > self.dead_after_s]
+        silent = [w for w in self.active() if now - w.last_seen_s > w.patience_s]
         for worker in silent:
             worker.active = False
         gone = {w.worker_id for w in self.workers.values() if not w.active}

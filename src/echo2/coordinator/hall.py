@@ -40,6 +40,8 @@ class Hall:
         """An object was published."""
         self.anchors = Wakeup()
         """An anchor may be due."""
+        self.calls = Wakeup()
+        """A worker that stood by is needed."""
         self.wait_reason = ""
         """Why the last lease was not granted."""
         self.rows_at = self.learner_at = clock.monotonic()

@@ -32,6 +32,8 @@ class RunState(msgspec.Struct):
     cursor: int = 0
     """Prompts drawn so far."""
     elapsed_s: float = 0.0
+    accounted_s: float = 0.0
+    """When ``elapsed_s`` and ``cost_usd`` were right, on the coordinator's clock."""
     cost_usd: float = 0.0
     idle_s: float = 0.0
     training_s: float = 0.0
@@ -42,6 +44,8 @@ class RunState(msgspec.Struct):
     groups_dropped: int = 0
     initial_weights_hash: str = ""
     finished: bool = False
+    provisioning: bytes = b""
+    """What the controller of the pools remembers, as ``coordinator.providing`` wrote it last."""
 
     @property
     def current(self) -> Policy | None:

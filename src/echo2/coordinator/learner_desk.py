@@ -143,6 +143,7 @@ class LearnerDesk:
         state.training_s += report.t_train_s
         books.scoreboard.trained(report.t_train_s)
         books.account(now)
+        books.bill, step_cost_usd = books.bill.step(now)
         line = books.scoreboard.line(
             step=report.step,
             state=state,
@@ -154,6 +155,8 @@ class LearnerDesk:
             mu_pool_per_s=books.fleet.pool_rate_per_s(now),
             workers_active=len(books.fleet.active()),
             usd_per_h=books.bill.usd_per_h,
+            step_cost_usd=step_cost_usd,
+            t_gen_s=books.fleet.usual_lease_s(),
         )
         books.record(MetricsPut(report.step, msgspec.json.encode(line)))
         books.events.emit("step", step=report.step, reward=line.reward_mean, staleness_max=line.staleness_max)

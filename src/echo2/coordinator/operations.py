@@ -45,6 +45,8 @@ class Token(msgspec.Struct, frozen=True):
     role: Role
     expires_wall: float
     uses_left: int
+    machine_id: str = ""
+    """Of the pool's machine that it was made for; empty for people's."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -55,6 +57,10 @@ class Peer(msgspec.Struct, frozen=True):
     role: Role
     digest: str
     revoked: bool = False
+    machine_id: str = ""
+    """The pool's machine that it runs on; empty for who joined by itself."""
+    usd_per_h: float | None = None
+    """What its owner says that it costs; None where the run's configuration says it."""
 
 
 class TokenPut(msgspec.Struct, frozen=True):

@@ -11,6 +11,8 @@ Invariant: no answer leaves before everything it rests on is durable (I3), and e
 Loops, all in one task group:
     watch     consumes time; waits for a heartbeat period; unblocked by the clock; produces lost leases, a reopened
               gate, and the sentence that ends a starved run
+    provide   consumes time and what pools say (``provisioning.drive``); waits for a decision period; unblocked by a
+              worker that went away or the run's end; produces machines that start and machines that are given back
     anchors   consumes publishes; waits for one after which an anchor is due; unblocked by a publish; produces anchors
     requests  (one task each, made by the shell) consume a message; wait at most ``MAX_WAIT_S``; unblocked by a change
               of gate, buffer or history; produce one reply
@@ -19,19 +21,23 @@ Loops, all in one task group:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from echo2.broadcast.shelf import Shelf
 from echo2.config.root import Config
 from echo2.coordinator.anchors import keep_anchors
+from echo2.coordinator.benches import FleetBenches
 from echo2.coordinator.books import Books
 from echo2.coordinator.ending import Ending
 from echo2.coordinator.enrolment import Registry
 from echo2.coordinator.hall import Hall
+from echo2.coordinator.invitations import Invitations
 from echo2.coordinator.learner_answers import LearnerAnswers
 from echo2.coordinator.lines import Lines, newest
 from echo2.coordinator.operations import Loaded
+from echo2.coordinator.pools import no_pools
+from echo2.coordinator.providing import Provided, rules_of
 from echo2.coordinator.relays import Standings, no_relays
 from echo2.coordinator.status import exposition, run_status
 from echo2.coordinator.watchdog import Progress, starved
@@ -40,6 +46,9 @@ from echo2.data.cursor import PromptCursor
 from echo2.errors import Refused, Starved, first_cause
 from echo2.metrics import StepMetrics
 from echo2.ports import Clock, EventLog, Ids, Seed, Store
+from echo2.provisioning.drive import drive
+from echo2.provisioning.pools.pool import Pool
+from echo2.provisioning.pools.standby import Benches
 from echo2.transport import messages as m
 from echo2.version import VERSION
 
@@ -66,6 +75,7 @@ class Coordinator:
         snapshot_public_key: bytes = b"",
         task_fingerprints: Mapping[str, str] | None = None,
         relays: Standings = no_relays,
+        pools: Callable[[Invitations, Benches], Sequence[Pool]] = no_pools,
     ) -> None:
         self.config = config
         self.shelf = shelf
@@ -79,6 +89,11 @@ class Coordinator:
         self._relays = relays
         self.done = asyncio.Event()
         """The run has ended in order."""
+        self.invitations = Invitations(self.registry, self.hall, config.provisioning.start_s)
+        self._pools = pools(self.invitations, FleetBenches(self.hall))
+        self._rules = rules_of(config)
+        self._provided = Provided(self.hall, self.done)
+        self._dismissals = 0
         self._to_workers = WorkerAnswers(self.hall, task_fingerprints or {})
         self._to_learner = LearnerAnswers(self.hall, newest(loaded))
         if self._to_learner.last_metrics is not None:
@@ -106,7 +121,7 @@ class Coordinator:
         if principal.role not in m.ROLES_OF.get(type(request), frozenset()):
             raise Refused(f"a {principal.role} may not send {type(request).__name__}")
         if principal.role is m.Role.WORKER and not isinstance(request, m.GetStatus):
-            self.hall.workers.seen(principal.peer_id, self.registry.name_of(principal.peer_id), self.clock.monotonic())
+            self.hall.workers.seen(self.registry.peer(principal.peer_id), self.clock.monotonic())
         elif principal.role is m.Role.LEARNER:
             self.hall.learner_at = self.clock.monotonic()
             self.hall.learner.heard(getattr(request, "epoch", 0), self.hall.learner_at)
@@ -120,7 +135,14 @@ class Coordinator:
         else:
             self.hall.learner.leave(request.epoch, self.hall.clock.monotonic())
         self.hall.pump()
+        self._tell_dismissals()
         return m.Done()
+
+    def _tell_dismissals(self) -> None:
+        """A worker went away: the pool need not wait for its next look."""
+        if self.hall.workers.dismissals != self._dismissals:
+            self._dismissals = self.hall.workers.dismissals
+            self._provided.news.notify()
 
     # ---- people -------------------------------------------------------------------------------------------------
 
@@ -151,8 +173,13 @@ class Coordinator:
         try:
             async with asyncio.TaskGroup() as group:
                 anchors = group.create_task(keep_anchors(self.hall), name="anchors")
+                if self._pools:
+                    recalled = self._provided.recall()
+                    providing = drive(self._provided, self._pools, self._rules, self.clock, self.events, recalled)
+                    group.create_task(providing, name="provide")
                 await self._watch()
                 anchors.cancel()
+                self._provided.news.notify()
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from errors
 
@@ -166,6 +193,7 @@ class Coordinator:
             now = self.clock.monotonic()
             self._excuse(now - due, now)
             self.hall.workers.tick(now)
+            self._tell_dismissals()
             self._watch_progress(now)
             if self._ending.advance(now):
                 self.done.set()

@@ -26,6 +26,8 @@ class Scoreboard:
     def __init__(self, config: Config) -> None:
         self.config = config
         self._train_times: deque[float] = deque(maxlen=STEPS_IN_MEDIAN)
+        self._is_resumed = False
+        """Its first T_train is of an earlier life, and a median already."""
         self._judged: list[tuple[str, float]] = []
         """(task, reward) of rows judged since the last line."""
         self.t_bcast_s: float | None = None
@@ -38,6 +40,7 @@ class Scoreboard:
     def resume(self, last: StepMetrics) -> None:
         """Go on from the line an earlier life wrote last: its times hold until they are measured again."""
         self._train_times.append(last.t_train_s)
+        self._is_resumed = True
         self.t_bcast_s = last.t_bcast_s
         self.snapshot_bytes = last.snapshot_bytes
         self._publish_bytes = last.publish_bytes
@@ -60,6 +63,12 @@ class Scoreboard:
     @property
     def t_train_s(self) -> float | None:
         return statistics.median(self._train_times) if self._train_times else None
+
+    @property
+    def profiled_t_train_s(self) -> float | None:
+        """None until so many steps were measured that machines can be rented for it."""
+        known = self._is_resumed or len(self._train_times) >= STEPS_IN_MEDIAN
+        return self.t_train_s if known else None
 
     def bound_tight(self) -> float | None:
         """Equation (12) at the measured times."""
@@ -93,6 +102,21 @@ class Scoreboard:
         except capacity.Infeasible:
             return None
 
+    def _mu_min_overlapped(self, t_gen_s: float | None) -> float | None:
+        if not self.t_train_s or self.t_bcast_s is None or t_gen_s is None:
+            return None
+        try:
+            return capacity.mu_min_overlapped(
+                t_train_s=self.t_train_s,
+                t_bcast_s=self.t_bcast_s,
+                t_gen_s=t_gen_s,
+                staleness_budget=self.config.staleness_budget,
+                publish_period=self.config.publish_period,
+                rollouts_per_step=self.config.rollout.rollouts_per_step,
+            )
+        except capacity.Infeasible:
+            return None
+
     def line(
         self,
         *,
@@ -106,6 +130,8 @@ class Scoreboard:
         mu_pool_per_s: float,
         workers_active: int,
         usd_per_h: float,
+        step_cost_usd: float,
+        t_gen_s: float | None,
     ) -> StepMetrics:
         """The line of a step just reported; starts the next one."""
         rows = buffer.batch_rows(buffer.batches[step])
@@ -135,6 +161,7 @@ class Scoreboard:
             t_bcast_s=self.t_bcast_s,
             mu_pool_per_s=mu_pool_per_s,
             mu_min_per_s=self._mu_min(),
+            mu_min_overlapped_per_s=self._mu_min_overlapped(t_gen_s),
             workers_active=workers_active,
             generated=buffer.generated,
             trained=counts[RowState.TRAINED],
@@ -150,6 +177,7 @@ class Scoreboard:
             truncated_share=statistics.fmean(row.truncated for row in rows),
             cost_usd=state.cost_usd,
             usd_per_h=usd_per_h,
+            step_cost_usd=step_cost_usd,
             snapshot_bytes=self.snapshot_bytes,
             publish_bytes=self._publish_bytes,
             delta_share=state.deltas / state.publishes if state.publishes else None,

@@ -24,6 +24,7 @@ from echo2.coordinator.files import FileEvents, FileLines
 from echo2.coordinator.http import build_app
 from echo2.coordinator.limits import Limits
 from echo2.coordinator.operations import Loaded, Operation
+from echo2.coordinator.pools import pools_of
 from echo2.coordinator.program import Coordinator
 from echo2.coordinator.seed import RelaySeed, seed_client
 from echo2.coordinator.server import serve
@@ -56,6 +57,7 @@ async def run_coordinator(folder: RunFolder) -> None:
     prompts = PromptCursor(tasks, config.run.seed)
     key = _snapshot_key(folder.root / "keys")
     tls = _certificate(config, folder.root / "keys")
+    pools = pools_of(config, folder, SystemClock())
     store = SqliteStore(folder.root / "buffer.sqlite")
     shelf = DiskShelf(folder.root / "snapshots", key)
     events = FileEvents(folder.root / "events.jsonl")
@@ -72,6 +74,7 @@ async def run_coordinator(folder: RunFolder) -> None:
                 config, store, loaded, shelf, prompts, SystemClock(), RandomIds(), events, lines, seed,
                 run_id=run_id, snapshot_public_key=public,
                 task_fingerprints={task.name: task.fingerprint() for task, _ in tasks}, relays=seed.standings,
+                pools=pools,
             )  # fmt: skip
             await run_program(_live(coordinator, seed, folder, loaded, tls), coordinator.books.request_stop)
         finally:
@@ -104,6 +107,7 @@ async def _serve(
         listening = await bound
         operations = _write_joins(coordinator, folder, loaded, listening, tls)
         await coordinator.hall.store.commit(operations)
+        coordinator.invitations.open(_address(config, listening, tls))
         told = {"host": _dialled_host(config), "port": listening, "pid": os.getpid()}
         write_file(folder.coordinator, msgspec.json.encode(told))
         write_file(folder.root / "keys" / "port", str(listening).encode())
@@ -151,12 +155,15 @@ def _write_joins(
             expires = coordinator.clock.wall() + lifetime_s
             operations += coordinator.registry.revoke_tokens(role)
             operations += coordinator.registry.issue_token(token, role, expires, count)
-        join = JoinString(
-            address=_dialled_host(config), port=port, tls=tls is not None, token=token,
-            ca_fingerprint=tls.fingerprint if tls else None,
-        )  # fmt: skip
+        join = msgspec.structs.replace(_address(config, port, tls), token=token)
         write_file(path, f"{join}\n".encode(), SECRET_MODE)
     return operations
+
+
+def _address(config: Config, port: int, tls: ServerCertificate | None) -> JoinString:
+    """Where programs join, without a token."""
+    fingerprint = tls.fingerprint if tls else None
+    return JoinString(_dialled_host(config), port, tls is not None, "", fingerprint)
 
 
 def _token_in(path: Path) -> str | None:

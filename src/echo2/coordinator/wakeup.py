@@ -73,6 +73,13 @@ class LeaseQueue:
                 if waiter_id == worker_id and version != installed and not waiter.done():
                     waiter.set_result(LeaseWait(f"{installed} was installed meanwhile"))
 
+    def turn_away(self, worker_id: str, reason: str) -> None:
+        """The worker gets no lease now, whatever the gate says: those behind it shall not wait for it."""
+        for queue in self._waiting.values():
+            for waiter_id, waiter in queue:
+                if waiter_id == worker_id and not waiter.done():
+                    waiter.set_result(LeaseWait(reason))
+
     @staticmethod
     def forget(waiter: asyncio.Future[LeaseGrant | LeaseWait]) -> None:
         """Its request ended; ``first`` passes over it."""

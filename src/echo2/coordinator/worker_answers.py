@@ -57,11 +57,24 @@ class WorkerAnswers:
         return await self.hall.seed.certify(peer_id, request.public_key_pem)
 
     async def lease(self, peer_id: str, request: m.RequestLease) -> m.Reply:
-        now = self.hall.clock.monotonic()
+        began_s = self.hall.clock.monotonic()
+        deadline_s = began_s + bounded(request.wait_s)
+        try:
+            while (why := self.hall.workers.has_no_part(peer_id)) is not None:
+                if not await self.hall.calls.wait(deadline_s - self.hall.clock.monotonic()):
+                    return m.LeaseWait(why)
+            return await self._queued(peer_id, request, deadline_s)
+        finally:
+            # One of the worker's lease loops was held back so long; that says nothing about its rate.
+            held_s = (self.hall.clock.monotonic() - began_s) / self.hall.config.rollout.concurrent_groups
+            self.hall.books.fleet.held(peer_id, held_s)
+
+    async def _queued(self, peer_id: str, request: m.RequestLease, deadline_s: float) -> m.Reply:
+        """The gate's answer, once it is this worker's turn."""
         waiter = self.hall.queue.put(peer_id, request.installed)
         self.hall.pump()
         try:
-            async with asyncio.timeout(bounded(request.wait_s)):
+            async with asyncio.timeout(max(0.0, deadline_s - self.hall.clock.monotonic())):
                 return await waiter
         except TimeoutError:
             # The grant may have come in the very moment in which the time ended.
@@ -72,9 +85,6 @@ class WorkerAnswers:
                 self.hall.workers.return_lease(granted, self.hall.clock.monotonic())  # Its client is gone.
             raise
         finally:
-            # One of the worker's lease loops was held back so long; that says nothing about its rate.
-            held_s = (self.hall.clock.monotonic() - now) / self.hall.config.rollout.concurrent_groups
-            self.hall.books.fleet.held(peer_id, held_s)
             self.hall.queue.forget(waiter)
 
     async def submit(self, peer_id: str, request: m.SubmitGroup) -> m.Reply:

@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from echo2.coordinator.books import Books
 from echo2.coordinator.fleet import RunningLease, WorkerRecord
+from echo2.coordinator.operations import Peer
 from echo2.data.groups import Group
 from echo2.data.lease_gate import GateInputs, closed_because, horizon
 from echo2.data.ledger import version_of
@@ -29,17 +30,24 @@ class WorkerDesk:
         self.books = books
         self.config, self.state, self.events = books.config, books.state, books.events
         self.buffer, self.fleet = books.buffer, books.fleet
+        self._stands_by = any(pool.kind == "standby" for pool in books.config.pools)
         self.fruitless = False
         """A lease ended without an accepted row, and none was accepted since: granting more is no progress (I7)."""
+        self.dismissals = 0
+        """Workers that left or fell silent so far."""
 
     # ---- workers ------------------------------------------------------------------------------------------------
 
-    def seen(self, worker_id: str, name: str, now: float) -> WorkerRecord:
-        was = self.fleet.workers.get(worker_id)
-        worker = self.fleet.seen(worker_id, name, now)
-        if was is None or worker_id not in self.books.bill.rentals:
-            self.books.bill = self.books.bill.rent(worker_id, self.fleet.usd_per_h, now)
-            self.events.emit("worker_joined", worker=worker_id, name=name)
+    def seen(self, peer: Peer, now: float) -> WorkerRecord:
+        was = self.fleet.workers.get(peer.peer_id)
+        is_new = was is None or not was.active
+        worker = self.fleet.seen(peer.peer_id, peer.name, now, peer.machine_id, peer.usd_per_h)
+        if is_new:
+            worker.volunteers = self._stands_by and not peer.machine_id
+            worker.waits = worker.volunteers and not worker.machine_id
+            self.events.emit("worker_joined", worker=peer.peer_id, name=peer.name, stands_by=worker.waits)
+        if not peer.machine_id and not worker.volunteers and peer.peer_id not in self.books.bill.rentals:
+            self.books.bill = self.books.bill.rent(peer.peer_id, worker.usd_per_h, now)
         return worker
 
     def hello(self, worker_id: str, held: Sequence[str], now: float) -> None:
@@ -50,6 +58,7 @@ class WorkerDesk:
         if self.books.evaluation is not None:
             self.books.evaluation.reconcile(worker_id, held, granted_before=now)
         self.fleet.workers[worker_id].installed = None
+        self.fleet.restarted(worker_id)
 
     def heartbeat(self, worker_id: str, beat: Heartbeat, now: float) -> HeartbeatReply:
         worker = self.fleet.workers[worker_id]
@@ -77,10 +86,11 @@ class WorkerDesk:
         for lease in self.fleet.leases_of(worker_id):
             self.lose(lease, "its worker left", now)
         if worker is not None and worker.active:
-            worker.active = False
+            worker.active, worker.left = False, True
             self._dismiss(worker, now)
 
     def _dismiss(self, worker: WorkerRecord, now: float) -> None:
+        self.dismissals += 1
         self.books.bill = self.books.bill.release(worker.worker_id, now)
         if self.books.evaluation is not None:
             self.books.evaluation.reconcile(worker.worker_id, (), granted_before=now)
@@ -104,6 +114,8 @@ class WorkerDesk:
         silent, lost = self.fleet.lost(now)
         for worker in silent:
             self.events.emit("worker_silent", worker=worker.worker_id, silent_s=now - worker.last_seen_s)
+            # Taken away, not given back: nothing more is owed for it.
+            self.books.bill = self.books.bill.lose(worker.worker_id, now)
             self._dismiss(worker, now)
         for lease in lost:
             self.lose(lease, "its worker fell silent or it grew too old", now)
@@ -137,6 +149,13 @@ class WorkerDesk:
             published=tuple(policy.version for policy in self.state.published),
         )
         return closed_because(inputs, version)
+
+    def has_no_part(self, worker_id: str) -> str | None:
+        """Why this worker, unlike others with the same version, gets no lease; None when it may."""
+        worker = self.fleet.workers[worker_id]
+        if worker.waits:
+            return "the worker stands by: the others suffice"
+        return "its machine is given back" if worker.draining else None
 
     def lease(self, worker_id: str, installed: Policy, now: float) -> LeaseGrant | str:
         """A lease, or why there is none now."""

@@ -1,13 +1,13 @@
-"""A modelled learner: time passes, digests chain, nothing is computed.
+"""What is modelled of a world, and a modelled learner: time passes, digests chain, nothing is computed.
 
-Invariant: its "weights" are the hash chain of the batches it trained on, so a replay after a crash that saw other rows,
-or other order, ends in other weights and is caught by comparing one string.
+Invariant: the learner's "weights" are the hash chain of the batches it trained on, so a replay after a crash that saw
+other rows, or other order, ends in other weights and is caught by comparing one string.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 
@@ -17,6 +17,8 @@ from blake3 import blake3
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.parse import encode_manifest
 from echo2.ports import Frozen
+from echo2.simulation.clock import Skew
+from echo2.simulation.links import LinkModel
 from echo2.simulation.memory import MemoryDisk
 from echo2.simulation.snapshots import modelled_snapshot, read_manifest
 from echo2.transport.messages import BatchReply
@@ -34,6 +36,31 @@ class LearnerModel(msgspec.Struct, frozen=True):
     checkpoint_s: float = 1.0
     snapshot_s: float = 0.5
     snapshot_bytes: float = 100e6
+
+
+class WorkerModel(msgspec.Struct, frozen=True):
+    name: str
+    link: LinkModel = LinkModel()
+    group_s: float = 5.0
+    """Median time to generate a group."""
+    spread: float = 0.2
+    """Log-normal sigma of that time."""
+    activation_s: float = 0.5
+    """To switch to a loaded snapshot."""
+    clock_skew_s: Skew = 0.0
+    """How wrong the machine's wall clock is (field report H12)."""
+
+
+class WorldModel(msgspec.Struct, frozen=True):
+    learner: LearnerModel = LearnerModel()
+    learner_link: LinkModel = LinkModel(latency_s=0.001, bytes_per_s=1.25e9)
+    uplink_bytes_per_s: float = 125e6
+    """The coordinator's egress, shared by all downloads."""
+    delta_bytes: float = 2e6
+    """Size of every delta; 0 for none, so that each publish is a whole snapshot (``learner.snapshot_bytes``)."""
+    commit_s: float = 0.002
+    home_skew_s: Skew = 0.0
+    """How wrong the wall clock of coordinator and learner is."""
 
 
 class LearnerDisk(msgspec.Struct):
@@ -54,14 +81,23 @@ class ModelledLearner:
     """``ports.Learner`` in virtual time; starts from what its disk holds."""
 
     def __init__(
-        self, model: LearnerModel, run_id: str, dtype: str, durable: LearnerDisk, disk: MemoryDisk, random: Random
+        self,
+        model: LearnerModel,
+        run_id: str,
+        dtype: str,
+        durable: LearnerDisk,
+        disk: MemoryDisk,
+        random: Random,
+        slowness: Callable[[], float] = lambda: 1.0,
     ) -> None:
+        """slowness: how many times as long as modelled a step takes at present."""
         self._model = model
         self._run_id = run_id
         self._dtype = dtype
         self._durable = durable
         self._disk = disk
         self._random = random
+        self._slowness = slowness
         self._step = durable.step
         self._digest = durable.digest
         self.weights = durable.weights
@@ -76,7 +112,9 @@ class ModelledLearner:
 
     async def train_step(self, batch: BatchReply) -> Mapping[str, float]:
         assert batch.step == self._step, f"batch {batch.step} given to weights of step {self._step}"
-        await asyncio.sleep(self._model.train_s * self._random.lognormvariate(0.0, self._model.spread))
+        await asyncio.sleep(
+            self._slowness() * self._model.train_s * self._random.lognormvariate(0.0, self._model.spread)
+        )
         self._step += 1
         self._digest = batch.digest
         self.weights = blake3(f"{self.weights}/{batch.digest}".encode()).hexdigest()

@@ -5,13 +5,13 @@ and started again at any moment; what they wrote to their disks is all that is l
 
     World ─┬─ Desk ◀── VirtualLine ── LearnerProgram(ModelledLearner)
            ├─ Coordinator(MemoryStore, MemoryShelf)
-           └─ Desk ◀── VirtualLine ── Worker(scripted engine, MemoryStock, MemorySpool) × n
+           └─ Desk ◀── VirtualLine ── Worker(scripted engine, MemoryStock, MemorySpool) × n ◀── ModelledPool
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -27,16 +27,22 @@ from echo2.data.registry import load_tasks
 from echo2.errors import Echo2Error, first_cause
 from echo2.learner.program import LearnerOptions, LearnerProgram
 from echo2.metrics import StepMetrics
+from echo2.provisioning.pools.invite import Invite
+from echo2.provisioning.pools.pool import Pool
+from echo2.provisioning.pools.standby import Benches, StandbyPool
 from echo2.rollout.engines.scripted import ScriptedEngine
-from echo2.simulation.clock import CountedIds, Skew, VirtualClock
+from echo2.simulation.clock import CountedIds, VirtualClock
 from echo2.simulation.links import Desk, LinkModel, NoRelays, Pipe, VirtualLine
 from echo2.simulation.loop import run_virtual
 from echo2.simulation.memory import MemoryDisk, MemorySpool, MemoryStore
-from echo2.simulation.models import LearnerDisk, LearnerModel, ModelledLearner
+from echo2.simulation.models import LearnerDisk, ModelledLearner, WorkerModel, WorldModel
+from echo2.simulation.pool import MachineModel, ModelledPool
 from echo2.simulation.record import RecordedEvents
 from echo2.simulation.shelf import MemoryShelf
 from echo2.simulation.snapshots import MemoryStock, ModelledPacker
-from echo2.transport.messages import Principal, Role
+from echo2.transport.join import JoinString
+from echo2.transport.messages import PROTOCOL_VERSION, Enrol, Principal, Role
+from echo2.version import VERSION
 from echo2.worker.installer import SnapshotTerms
 from echo2.worker.program import Worker, WorkerOptions
 
@@ -46,31 +52,6 @@ LEARNER = "learner"
 COORDINATOR = "coordinator"
 ENDING_S = 600.0
 """Virtual time that learner and workers get to leave after the coordinator is done."""
-
-
-class WorkerModel(msgspec.Struct, frozen=True):
-    name: str
-    link: LinkModel = LinkModel()
-    group_s: float = 5.0
-    """Median time to generate a group."""
-    spread: float = 0.2
-    """Log-normal sigma of that time."""
-    activation_s: float = 0.5
-    """To switch to a loaded snapshot."""
-    clock_skew_s: Skew = 0.0
-    """How wrong the machine's wall clock is (field report H12)."""
-
-
-class WorldModel(msgspec.Struct, frozen=True):
-    learner: LearnerModel = LearnerModel()
-    learner_link: LinkModel = LinkModel(latency_s=0.001, bytes_per_s=1.25e9)
-    uplink_bytes_per_s: float = 125e6
-    """The coordinator's egress, shared by all downloads."""
-    delta_bytes: float = 2e6
-    """Size of every delta; 0 for none, so that each publish is a whole snapshot (``learner.snapshot_bytes``)."""
-    commit_s: float = 0.002
-    home_skew_s: Skew = 0.0
-    """How wrong the wall clock of coordinator and learner is."""
 
 
 class SimulatedRun(msgspec.Struct):
@@ -88,7 +69,14 @@ Scenario = Callable[["World"], Awaitable[None]]
 class World:
     """Everything that outlives a program, and the programs' present lives."""
 
-    def __init__(self, config: Config, model: WorldModel, workers: Sequence[WorkerModel], seed: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model: WorldModel,
+        workers: Sequence[WorkerModel],
+        seed: int,
+        machines: Mapping[str, MachineModel] = {},
+    ) -> None:
         self.config = config
         self.model = model
         self.seed = seed
@@ -108,6 +96,11 @@ class World:
         """The coordinator ended the run in order."""
         self.faults: dict[str, BaseException] = {}
         """What a program's last life ended with, when that was an error."""
+        self.pool = ModelledPool(machines, VirtualClock(model.home_skew_s), self._rent, self._give_back)
+        self._slowness: dict[str, float] = {}
+        """Of programs that take so many times as long as they are modelled."""
+        self._peer_ids: dict[str, str] = {}
+        """Of enrolled workers, by name; the others are known by their names."""
         self._ids = CountedIds()
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._born: dict[str, int] = {}
@@ -127,12 +120,23 @@ class World:
     async def kill(self, name: str) -> None:
         """End a life at once, as kill -9 does: nothing it does while dying reaches anybody."""
         self.events.emit("killed", program=name)
+        if name == COORDINATOR:
+            self.pool.invite = None
         line = self.links.get(name)
         if line is not None:
             line.cut = True
         life = self._lives[name]
         life.cancel()
         await asyncio.wait([life])
+
+    def slow(self, name: str, factor: float) -> None:
+        """From now on the learner, or a worker, takes so many times as long."""
+        self.events.emit("slowed", program=name, factor=factor)
+        self._slowness[name] = factor
+
+    def working(self) -> list[str]:
+        """Workers that live."""
+        return [name for name in self.workers if name in self._lives and not self._lives[name].done()]
 
     def drain(self, name: str) -> None:
         worker = self.programs[name]
@@ -179,8 +183,9 @@ class World:
         coordinator = Coordinator(
             self.config, self.store, await self.store.load(), self.shelf, PromptCursor(weighted, self.config.run.seed),
             VirtualClock(self.model.home_skew_s), self._ids, self.events.of(COORDINATOR), self.lines, NoRelays(),
-            run_id=RUN_ID, snapshot_public_key=public_key(PRIVATE_KEY),
+            run_id=RUN_ID, snapshot_public_key=public_key(PRIVATE_KEY), pools=self._pools,
         )  # fmt: skip
+        coordinator.invitations.open(JoinString(COORDINATOR, 1, False, "unused"))
         self.programs[COORDINATOR] = coordinator
         ended = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -189,10 +194,36 @@ class World:
             ended.set()
         self.done.set()
 
+    def _pools(self, invite: Invite, benches: Benches) -> Sequence[Pool]:
+        clock = VirtualClock(self.model.home_skew_s)
+        standby = [section for section in self.config.pools if section.kind == "standby"]
+        pools: list[Pool] = [StandbyPool(benches, section.rollouts_per_s, clock) for section in standby]
+        if self.pool.machines_of:
+            self.pool.invite = invite
+            pools.append(self.pool)
+        return pools
+
+    async def _rent(self, name: str, join: str, machine: MachineModel) -> None:
+        coordinator = self.programs[COORDINATOR]
+        assert isinstance(coordinator, Coordinator)
+        token = JoinString.parse(join).token
+        enrolled = await coordinator.enrol(Enrol(token, name, PROTOCOL_VERSION, VERSION))
+        self._peer_ids[name] = enrolled.peer_id
+        self.workers[name] = WorkerModel(name, group_s=machine.group_s)
+        self.spools[name] = MemorySpool()
+        self.start(name)
+
+    async def _give_back(self, name: str) -> None:
+        if name in self._lives and not self._lives[name].done():
+            await self.kill(name)
+
     async def _learner(self) -> None:
         dtype = self.config.model.snapshot_dtype
         random = self._random(LEARNER)
-        learner = ModelledLearner(self.model.learner, RUN_ID, dtype, self.learner_disk, self.disk, random)
+        learner = ModelledLearner(
+            self.model.learner, RUN_ID, dtype, self.learner_disk, self.disk, random,
+            lambda: self._slowness.get(LEARNER, 1.0),
+        )  # fmt: skip
         packer = ModelledPacker(self.disk, self.model.delta_bytes)
         line = self._line(LEARNER, Role.LEARNER, self.model.learner_link)
         options = LearnerOptions(
@@ -211,7 +242,9 @@ class World:
         config = self.config
         line = self._line(model.name, Role.WORKER, model.link)
         engine = ScriptedEngine(
-            duration=lambda tokens, n, random: model.group_s * random.lognormvariate(0.0, model.spread),
+            duration=lambda tokens, n, random: (
+                self._slowness.get(model.name, 1.0) * model.group_s * random.lognormvariate(0.0, model.spread)
+            ),
             activation_s=model.activation_s,
         )
         tasks = load_tasks(config.tasks)
@@ -231,9 +264,10 @@ class World:
         await worker.run()
 
     def _line(self, name: str, role: Role, link: LinkModel) -> VirtualLine:
+        principal = Principal(role, self._peer_ids.get(name, name))
         line = self.links[name] = VirtualLine(
-            self.desk, Principal(role, name), link, self._random(f"line {name}"), self.shelf, self.uplink, self.disk
-        )  # fmt: skip
+            self.desk, principal, link, self._random(f"line {name}"), self.shelf, self.uplink, self.disk
+        )
         return line
 
     def _random(self, purpose: str) -> Random:
@@ -252,13 +286,14 @@ def simulate(
     seed: int = 0,
     model: WorldModel = WorldModel(),  # noqa: B008  frozen
     scenario: Scenario | None = None,
+    machines: Mapping[str, MachineModel] = {},
     until_s: float = 7 * 24 * 3600.0,
 ) -> SimulatedRun:
     """Run to the end in virtual time. Raises Deadlock when nothing can go on or ``until_s`` passed; Starved when the
-    run's own watchdog ended it."""
+    run's own watchdog ended it.  machines: what can be rented, by name of the offer."""
 
     async def main() -> SimulatedRun:
-        world = World(config, model, workers, seed)
+        world = World(config, model, workers, seed, machines)
         await world.run(scenario)
         return SimulatedRun(
             world.events.events, world.lines.metrics, world.learner_disk.weights, asyncio.get_running_loop().time()

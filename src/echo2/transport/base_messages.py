@@ -20,6 +20,8 @@ MAX_SECONDS = 1e9
 """Longest time that anybody may claim to have measured: thirty years."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 """A measured time: never negative, infinite or not a number."""
+MOST_USD_PER_H = 1e5
+"""What anybody may claim that a worker costs."""
 Root = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern="^[0-9a-f]{64}$")]
 """An object's name: blake3 of its bytes, hexadecimal."""
 
@@ -64,6 +66,8 @@ class Enrol(Request, frozen=True):
     name: str
     protocol_version: int
     package_version: str
+    usd_per_h: Annotated[float, msgspec.Meta(ge=0, le=MOST_USD_PER_H)] | None = None
+    """What the worker costs; None where its owner does not say."""
 
 
 class Enrolled(Reply, frozen=True):

@@ -43,8 +43,16 @@ BUSY_PAUSE_S = 2.0
 class HttpTransport:
     """Transport and SnapshotSink of one enrolled program, and its downloads. Close it in the loop that used it."""
 
-    def __init__(self, join: JoinString, credential_path: Path, deadlines: Deadlines = Deadlines()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        join: JoinString,
+        credential_path: Path,
+        deadlines: Deadlines = Deadlines(),  # noqa: B008
+        usd_per_h: float | None = None,
+    ) -> None:
+        """usd_per_h: what a worker costs, told once, when it enrols; None leaves it to the run's configuration."""
         self._join = join
+        self._usd_per_h = usd_per_h
         self._credential_path = credential_path
         self._deadlines = deadlines
         self._wire = Wire(join, deadlines)
@@ -67,7 +75,7 @@ class HttpTransport:
         Raises Unauthorised for a wrong or used-up token, UserError for a CA other than the pinned one, TransportError.
         """
         if self._enrolled is None:
-            request = Enrol(self._join.token, name, PROTOCOL_VERSION, VERSION)
+            request = Enrol(self._join.token, name, PROTOCOL_VERSION, VERSION, self._usd_per_h)
             reply = await self.call(request)
             assert isinstance(reply, Enrolled)
             await asyncio.to_thread(store_credential, self._credential_path, self._join, reply)

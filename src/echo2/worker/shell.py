@@ -40,26 +40,41 @@ from echo2.worker.stock import DiskStock, OnChange
 
 
 async def run_worker(
-    join: str | None, name: str, folder: Path, device: str | None = None, threads: int | None = None
+    join: str | None,
+    name: str,
+    folder: Path,
+    device: str | None = None,
+    threads: int | None = None,
+    usd_per_h: float | None = None,
 ) -> None:
-    """Join the run, work until drained. ``device`` and ``threads`` override what the run's configuration says.
+    """Join the run, work until drained. ``device``, ``threads`` and ``usd_per_h`` override what the run's
+    configuration says.
 
     Raises UserError or Unauthorised for a join string that is no good, Refused when tasks differ, Starved when the
     coordinator fell silent.
     """
-    life = WorkerLife(join, name, folder, device, threads)
+    life = WorkerLife(join, name, folder, device, threads, usd_per_h)
     await run_program(life.run(), life.stop)
 
 
 class WorkerLife:
     """From nothing to a running worker, and back; every stage can be stopped."""
 
-    def __init__(self, join: str | None, name: str, folder: Path, device: str | None, threads: int | None) -> None:
+    def __init__(
+        self,
+        join: str | None,
+        name: str,
+        folder: Path,
+        device: str | None,
+        threads: int | None,
+        usd_per_h: float | None = None,
+    ) -> None:
         self._join = read_join(join)
         self._name = name
         self._folder = folder
         self._device = device
         self._threads = threads
+        self._usd_per_h = usd_per_h
         self._events: EventLog = ConsoleEvents(f"worker {name}")
         self._clock = SystemClock()
         self._seed = secrets.randbits(63)
@@ -75,7 +90,8 @@ class WorkerLife:
     async def run(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as opened:
-            transport = await opened.enter_async_context(HttpTransport(self._join, self._folder / "credential"))
+            line = HttpTransport(self._join, self._folder / "credential", usd_per_h=self._usd_per_h)
+            transport = await opened.enter_async_context(line)
             worker = await self._stop.within(None, "the start", self._build(transport, opened))
             if worker is not None:
                 await worker.run()

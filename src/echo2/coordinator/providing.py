@@ -1,0 +1,179 @@
+"""The run as the activation controller sees it: workers, times and money from the books.
+
+Invariant: mu_i is what reached the buffer, a_i what the coordinator heard; of a machine the pool says only that it is
+there and what it costs. A machine is billed from the order that stood until it is gone, once, whoever works on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from echo2.config.root import Config
+from echo2.coordinator.fleet import WorkerRecord
+from echo2.coordinator.hall import Hall
+from echo2.coordinator.wakeup import Wakeup
+from echo2.provisioning.controller import State
+from echo2.provisioning.ledger import Rental
+from echo2.provisioning.observation import Listing, Machine, Observation, Phase
+from echo2.provisioning.pools.pool import Handle
+from echo2.provisioning.rates import ESTIMATED_DELIVERIES, PRIOR_DELIVERIES, DeliveryRate
+from echo2.provisioning.rules import Rules
+
+_GONE = (Phase.LOST, Phase.FAILED)
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """What outlives the coordinator's process."""
+
+    saved_s: float
+    """On the clock of that life."""
+    saved_wall: float
+    state: State
+    machines: dict[str, Rental]
+    """What is paid for."""
+
+
+class Provided:
+    """Implements ``drive.Run``."""
+
+    def __init__(self, hall: Hall, done: asyncio.Event) -> None:
+        self._hall = hall
+        self._books = hall.books
+        self._done = done
+        self._billed: set[str] = set()
+        self._estimated: set[str] = set()
+        """Offers whose throughput nobody measured."""
+        self.news = Wakeup()
+        """A worker went away, or the run is over."""
+
+    @property
+    def over(self) -> bool:
+        return self._done.is_set()
+
+    def observe(self, handles: Sequence[Handle], listings: Sequence[Listing]) -> Observation:
+        now, books = self._hall.clock.monotonic(), self._books
+        self._bill(handles, now)
+        self._estimated = {listing.offer.name for listing in listings if listing.offer.estimated}
+        books.account(now)
+        scoreboard = books.scoreboard
+        return Observation(
+            now_s=now,
+            t_train_s=scoreboard.profiled_t_train_s,
+            t_bcast_s=scoreboard.t_bcast_s,
+            t_gen_s=books.fleet.usual_lease_s(),
+            machines=(*(handle.machine() for handle in handles), *self._workers(now)),
+            listings=() if books.stop_reason else tuple(listings),  # nothing is begun any more
+            spent_usd=books.state.cost_usd,
+            learner_usd_per_h=books.config.provisioning.learner_usd_per_h,
+        )
+
+    def remember(self, state: State) -> None:
+        clock, books = self._hall.clock, self._books
+        machines = {name: books.bill.rentals[name] for name in sorted(self._billed)}
+        memory = Memory(clock.monotonic(), clock.wall(), state, machines)
+        books.state.provisioning = msgspec.msgpack.encode(memory)
+        self._expect(state)
+
+    def recall(self) -> State | None:
+        """Of an earlier life: its state on this one's clock, and what its machines have cost since it last counted.
+
+        How long ago that was only the wall clock can say.
+        """
+        books, now = self._books, self._hall.clock.monotonic()
+        if not books.state.provisioning:
+            return None
+        memory = msgspec.msgpack.decode(books.state.provisioning, type=Memory)
+        counted_wall = memory.saved_wall + books.state.accounted_s - memory.saved_s
+        uncounted_s = max(0.0, self._hall.clock.wall() - counted_wall)
+        for name, rental in memory.machines.items():
+            paid_s = max(0.0, rental.paid_until_s - books.state.accounted_s)
+            books.bill = books.bill.rent(name, rental.usd_per_h, now - uncounted_s, paid_s)
+        self._billed = set(memory.machines)
+        down_s = max(0.0, self._hall.clock.wall() - memory.saved_wall)
+        return memory.state.carried_over(memory.saved_s, now, down_s)
+
+    async def drain(self, machine_id: str) -> None:
+        worker = self._books.fleet.on(machine_id)
+        if worker is None:
+            return
+        worker.waits, worker.draining = worker.volunteers, not worker.volunteers
+        self._hall.queue.turn_away(worker.worker_id, "its machine is not needed any more")
+        if worker.volunteers:
+            while worker.active and self._books.fleet.leases_of(worker.worker_id):
+                await self.news.wait(self._books.config.coordinator.heartbeat_s)
+            return
+        while worker.active:
+            await self.news.wait(self._books.config.coordinator.heartbeat_s)
+
+    def end(self, reason: str) -> None:
+        self._books.request_stop(reason)
+        self._hall.pump()
+
+    async def wait(self, timeout_s: float) -> None:
+        await self.news.wait(timeout_s)
+
+    # ---- workers and machines -----------------------------------------------------------------------------------
+
+    def _workers(self, now: float) -> Iterable[Machine]:
+        for worker in self._books.fleet.workers.values():
+            if worker.machine_id or not worker.volunteers:
+                yield _machine(worker, now)
+
+    def _expect(self, state: State) -> None:
+        """What a machine's offer says is what is believed of its worker at first."""
+        rows = float(self._books.config.rollout.group_size)
+        self._books.fleet.offered = {
+            name: DeliveryRate(
+                prior_per_s=start.expected_per_s,
+                prior_deliveries=ESTIMATED_DELIVERIES if start.offer in self._estimated else PRIOR_DELIVERIES,
+                rows_per_delivery=rows,
+            )
+            for name, start in state.roster.starts.items()
+        }
+
+    def _bill(self, handles: Sequence[Handle], now: float) -> None:
+        books = self._books
+        present = {handle.machine_id: handle for handle in handles if handle.phase not in _GONE}
+        for name, handle in present.items():
+            running = books.bill.rentals.get(name)
+            if running is None or running.usd_per_h != handle.usd_per_h:
+                books.bill = books.bill.rent(name, handle.usd_per_h, now, max(0.0, handle.paid_until_s - now))
+        taken = {handle.machine_id for handle in handles if handle.phase in _GONE}
+        for name in self._billed - present.keys():
+            books.bill = books.bill.lose(name, now) if name in taken else books.bill.release(name, now)
+        self._billed = set(present)
+
+
+def _machine(worker: WorkerRecord, now: float) -> Machine:
+    phase = Phase.LOST if worker.left else Phase.DRAINING if worker.draining else Phase.ACTIVE
+    return Machine(
+        machine_id=worker.machine_id or worker.worker_id,
+        phase=phase,
+        usd_per_h=0.0 if worker.machine_id else worker.usd_per_h,
+        rate=worker.rate.estimate(now),
+        available=worker.active,
+        delivered=worker.rows_delivered > 0,
+    )
+
+
+def rules_of(config: Config) -> Rules:
+    """Raises UserError for the policy ``exact`` without SciPy."""
+    section = config.provisioning
+    return Rules(
+        rollouts_per_step=config.rollout.rollouts_per_step,
+        staleness_budget=config.staleness_budget,
+        publish_period=config.publish_period,
+        gamma=section.gamma,
+        rule=section.rule,
+        policy=section.policy,
+        seed=config.run.seed,
+        period_s=section.period_s,
+        sustain=section.sustain,
+        cool_down_s=section.cool_down_s,
+        start_s=section.start_s,
+        first_machines=section.first_machines,
+        budget_usd=section.budget_usd,
+    )

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from closed_loop import offer, rules
+from scripted_pool import ScriptedPool, ScriptedRun
+
+from echo2.provisioning.drive import DRAIN_S, STOP_TRIES, drive
+from echo2.provisioning.rules import Rules
+from echo2.simulation.clock import VirtualClock
+from echo2.simulation.loop import run_virtual
+from echo2.simulation.record import RecordedEvents
+
+CLOCK = VirtualClock()
+
+
+def driven(run: ScriptedRun, script: Callable[[], Awaitable[None]], by: Rules | None = None) -> RecordedEvents:
+    """The loop beside a script, until the script is through and the run over."""
+    events = RecordedEvents()
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(drive(run, run.pools, by or rules(), CLOCK, events))
+            await script()
+            run.over = True
+            run.news.notify()
+
+    run_virtual(main())
+    return events
+
+
+def test_it_starts_what_is_needed_and_gives_everything_back_at_the_end() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("c", 1.0, 0.3))
+    run = ScriptedRun(CLOCK, pool)
+
+    async def script() -> None:
+        await asyncio.sleep(600.0)
+        assert sorted(pool.there) == ["c-1", "c-2", "c-3", "c-4"]
+
+    events = driven(run, script)
+    assert (pool.there, sorted(pool.stopped)) == ({}, ["c-1", "c-2", "c-3", "c-4"])
+    (activation,) = events.kinds("provisioning_activate")
+    assert (activation["machines"], activation["machine_ids"]) == (4, "c-1,c-2,c-3,c-4")
+    assert [line["reason"].partition(";")[0] for line in events.kinds("provisioning_keep")] == ["enough"]
+    assert run.states[-1].roster.ordered == 4
+
+
+def test_a_loss_is_looked_at_when_it_is_told_and_not_a_period_later() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("c", 1.0, 0.3))
+    run = ScriptedRun(CLOCK, pool)
+
+    async def script() -> None:
+        await asyncio.sleep(605.0)
+        run.dead.add("c-2")
+        run.news.notify()
+        await asyncio.sleep(1.0)
+        assert pool.started == ["c-1", "c-2", "c-3", "c-4", "c-5"]
+
+    driven(run, script)
+
+
+def test_a_refused_start_is_a_failed_machine_and_another_offer_takes_its_place() -> None:
+    refusing = ScriptedPool("one", CLOCK, offer("a", 1.0, 0.6))
+    other = ScriptedPool("two", CLOCK, offer("b", 2.0, 0.6))
+    refusing.refuses = 2
+    run = ScriptedRun(CLOCK, refusing, other)
+
+    async def script() -> None:
+        await asyncio.sleep(100.0)
+        assert (refusing.started, sorted(other.there)) == (["a-1", "a-2"], ["b-3", "b-4"])
+
+    events = driven(run, script)
+    assert [line["error"] for line in events.kinds("pool_unreachable")] == ["no capacity"] * 2
+
+
+def test_a_pool_that_hangs_keeps_nobody_from_deciding() -> None:
+    hanging = ScriptedPool("one", CLOCK, offer("a", 1.0, 0.6))
+    other = ScriptedPool("two", CLOCK, offer("b", 2.0, 0.6))
+    hanging.hangs = True
+    run = ScriptedRun(CLOCK, hanging, other)
+
+    async def script() -> None:
+        await asyncio.sleep(200.0)
+        assert sorted(other.there) == ["b-1", "b-2"]
+
+    events = driven(run, script)
+    assert {line["pool"] for line in events.kinds("pool_unreachable")} == {"one"}
+
+
+@pytest.mark.parametrize(("drain_s", "waits_s"), [(5.0, 5.0), (1e6, DRAIN_S)])
+def test_a_released_machine_drains_and_is_then_stopped(drain_s: float, waits_s: float) -> None:
+    pool = ScriptedPool("one", CLOCK, offer("cheap", 0.5, 0.3), offer("dear", 2.0, 0.3, count=8))
+    run = ScriptedRun(CLOCK, pool, t_train_s=50.0)
+    run.drain_s = drain_s
+    pool.offers["cheap"] = offer("cheap", 0.5, 0.3, count=4)
+
+    async def script() -> None:
+        await asyncio.sleep(300.0)
+        assert len(pool.there) == 8
+        run.t_train_s = 100.0
+        await asyncio.sleep(180.0 + 1.0 + waits_s)
+        assert sorted(pool.stopped) == ["dear-5", "dear-6", "dear-7", "dear-8"]
+
+    events = driven(run, script)
+    assert bool(events.kinds("drain_timed_out")) == (drain_s > DRAIN_S)
+
+
+def test_a_spent_budget_ends_the_run_in_order() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("c", 1.0, 0.3))
+    run = ScriptedRun(CLOCK, pool)
+
+    async def script() -> None:
+        await asyncio.sleep(300.0)
+        run.spent_usd = 9.9
+        await asyncio.sleep(61.0)
+        assert "the budget of 10 USD must pay for the end too" in run.ended
+        assert len(pool.there) == 4, "workers finish; the run says when it is over"
+
+    driven(run, script, rules(budget_usd=10.0))
+    assert pool.there == {}
+
+
+def test_a_stop_is_tried_again_and_what_may_still_cost_is_named() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("c", 1.0, 1.2))
+    run = ScriptedRun(CLOCK, pool)
+
+    async def script() -> None:
+        await asyncio.sleep(300.0)
+        pool.deaf_stops = 1
+
+    events = driven(run, script)
+    assert (pool.there, len(events.kinds("stop_failed"))) == ({}, 1)
+
+    async def deaf_for_good() -> None:
+        await asyncio.sleep(300.0)
+        pool.deaf_stops = STOP_TRIES
+
+    events = driven(ScriptedRun(CLOCK, pool), deaf_for_good)
+    assert [line["machine"] for line in events.kinds("machine_may_still_cost")] == ["c-1"]
+
+
+def test_starts_that_are_under_way_at_the_end_are_called_off_and_stopped() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("c", 1.0, 1.2), start_s=500.0)
+    run = ScriptedRun(CLOCK, pool)
+
+    async def script() -> None:
+        await asyncio.sleep(100.0)
+
+    driven(run, script)
+    assert (pool.started, pool.stopped, pool.there) == (["c-1"], ["c-1"], {})
+
+
+def test_machines_are_given_back_also_when_the_run_breaks() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("c", 1.0, 1.2))
+    run = ScriptedRun(CLOCK, pool)
+
+    def broken(*_: object) -> None:
+        if pool.there:
+            raise OSError("disk full")
+
+    run.remember = broken  # type: ignore[method-assign]
+
+    async def script() -> None:
+        await asyncio.sleep(600.0)
+
+    with pytest.raises(ExceptionGroup, match="unhandled errors"):
+        driven(run, script)
+    assert pool.stopped == ["c-1"]
