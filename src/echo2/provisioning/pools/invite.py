@@ -1,0 +1,8 @@
+"""How a pool gets a worker on its machine into the run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+Invite = Callable[[str], Awaitable[str]]
+"""Machine id → join string for one worker on it, which no second worker can use."""
