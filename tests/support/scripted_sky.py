@@ -47,9 +47,13 @@ class ScriptedSky:
         self.gate = threading.Event()
         """Launches reach the server once it is set."""
         self.gate.set()
+        self.knocked = threading.Event()
+        """A launch stands before it."""
         self.on_fetch: Callable[[], None] = lambda: None
         self.silent_clouds = False
         """Requests that ask clouds are not answered."""
+        self.waited_for_clouds = threading.Event()
+        """Somebody asked whether such a request is done."""
 
     def patch(self, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
         for name in CALLS:
@@ -61,9 +65,13 @@ class ScriptedSky:
         self._end(name, None)
         self.clusters[name] |= {"status": "UP", "cluster_ever_up": True, "init_kind": None, **changes}
 
-    def fail(self, name: str, error: BaseException) -> None:
+    def fail(self, name: str, error: BaseException, *, leaves: dict[str, Any] | None = None) -> None:
+        """``leaves``: what remains of the cluster."""
         self._end(name, error)
-        del self.clusters[name]
+        if leaves is None:
+            del self.clusters[name]
+        else:
+            self.clusters[name] |= leaves
 
     def answer_clouds(self) -> None:
         self.silent_clouds = False
@@ -79,6 +87,7 @@ class ScriptedSky:
     # ---- the SDK's functions -------------------------------------------------------------------------------------
 
     def launch(self, task: Any, *, cluster_name: str, **options: Any) -> str:
+        self.knocked.set()
         self.gate.wait(10)
         self._raise("launch")
         self.launched.append(SimpleNamespace(task=task, cluster=cluster_name, **options))
@@ -106,6 +115,8 @@ class ScriptedSky:
     def api_status(self, *, fields: list[str]) -> list[Any]:
         self._raise("api_status")
         assert "request_body" not in fields, "bodies of requests hold join strings"
+        if any((request.kind, request.status) == ("status", "RUNNING") for request in self.requests.values()):
+            self.waited_for_clouds.set()
         return [
             self._payload(
                 request_id=request_id, name=f"sky.{request.kind}", cluster_name=request.cluster, status=request.status
@@ -132,7 +143,8 @@ class ScriptedSky:
         return self._request("list_accelerators", None, "SUCCEEDED", value={})
 
     def _of(self, name: str) -> Any:
-        fields = {"cluster_ever_up": False, "init_kind": None, "init_status_reason": None, "last_event": None}
+        empty = ("init_kind", "init_status_reason", "last_event", "handle")
+        fields = {"cluster_ever_up": False, **dict.fromkeys(empty)}
         return self._record(name=name, **{**fields, **self.clusters[name]})
 
     def _request(
@@ -191,6 +203,8 @@ CATALOGS = {
         "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,AvailabilityZone,Price,SpotPrice\n"
         "a2-highgpu-1g,12.0,85.0,,,,us-x1,us-x1-a,0.7,0.3\n"
         ",,,A100,1,A100,us-x1,us-x1-a,2.9,0.9\n"
+        "a2-highgpu-1g,12.0,85.0,,,,us-x1,us-x1-b,0.8,0.4\n"
+        ",,,A100,1,A100,us-x1,us-x1-b,3.2,1.0\n"
     ),
     "vast/vms.csv": (
         "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region\n"

@@ -90,6 +90,8 @@ def test_what_skypilot_calls_a_cluster_decides_the_phase(sighting: Sighting, exp
     assert phase(sighting) is expected
     assert phase(sighting, known={}) is expected
     assert phase(sighting, leaving={NAME}) is Phase.DRAINING
+    failed = {"gcp-a2-1": Known("gcp-a2", 3.6, "no capacity")}
+    assert phase(sighting, known=failed) is (Phase.ACTIVE if sighting.status == "UP" else Phase.FAILED)
 
 
 def test_a_machine_that_was_ordered_and_has_no_cluster_is_lost_once_its_launch_is_over() -> None:
@@ -102,9 +104,10 @@ def test_a_failed_launch_says_why() -> None:
     assert (handle.phase, handle.detail) == (Phase.FAILED, "no capacity")
 
 
-def test_the_price_is_the_offers_of_now_or_else_that_of_the_order() -> None:
+def test_the_price_is_that_of_the_zone_or_of_the_offer_now_or_else_that_of_the_order() -> None:
     assert told(seen())[0].usd_per_h == 3.6
     assert told(seen(), prices={"gcp-a2": 2.5})[0].usd_per_h == 2.5
+    assert told(seen(usd_per_h=2.7), prices={"gcp-a2": 2.5})[0].usd_per_h == 2.7
 
 
 @pytest.mark.parametrize("machine_id", ["", "A-1", "a.1", "a_1", "-a", "a-", "a--1", "a b", "a" * 64, "é"])

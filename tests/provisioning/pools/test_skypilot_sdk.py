@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -34,9 +36,6 @@ def test_without_skypilot_a_sentence_says_what_to_install(monkeypatch: pytest.Mo
 
 
 def test_the_command_line_does_not_load_skypilot() -> None:
-    import subprocess
-    import sys
-
     code = "import sys, echo2.cli.app, echo2.provisioning.pools.skypilot; assert 'sky' not in sys.modules"
     source = Path(__file__).parents[3] / "src"
     done = subprocess.run(
@@ -95,6 +94,21 @@ async def test_a_server_that_answers_nobody_holds_a_few_threads_and_keeps_no_pro
     server.gate.set()
     await asyncio.gather(*calls)
     assert await sdk.down("e2abcdef-0123456789")
+
+
+async def test_tracebacks_of_the_program_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = stand_in(monkeypatch)
+    sdk = Sdk()
+
+    def silence(cluster_name: str) -> str:
+        sys.tracebacklimit = 0  # as SkyPilot does
+        raise RuntimeError(cluster_name)
+
+    monkeypatch.setattr(sys.modules["sky"], "down", silence)
+    with pytest.raises(Refused):
+        await sdk.down("a")
+    assert not hasattr(sys, "tracebacklimit")
+    assert server.launched == []
 
 
 async def test_a_result_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,6 +108,28 @@ async def test_the_real_objects_pass_through_a_launch_and_a_look(monkeypatch: py
     with pytest.raises(Refused) as error:
         await sdk.result(await sdk.down(ORDER.cluster))
     assert is_gone(error.value)
+
+
+@pytest.mark.parametrize(("zone", "usd_per_h"), [("us-x1-a", 1.2), ("us-x1-b", 1.4)])
+async def test_a_machine_costs_what_its_zone_costs(
+    monkeypatch: pytest.MonkeyPatch, zone: str, usd_per_h: float
+) -> None:
+    server, sdk = real_server(monkeypatch), Sdk()
+    await sdk.launch(ORDER, JOIN)
+    (resources,) = server.launched[0].task.resources
+    server.land(ORDER.cluster, handle=SimpleNamespace(launched_resources=resources.copy(zone=zone)))
+    (sighting,) = await sdk.sighted(await sdk.status([ORDER.cluster], ask_clouds=False))
+    assert sighting.usd_per_h == pytest.approx(usd_per_h)
+
+
+async def test_a_machine_that_no_catalog_has_costs_nobody_knows_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, sdk = real_server(monkeypatch), Sdk()
+    await sdk.launch(ORDER, JOIN)
+    (resources,) = server.launched[0].task.resources
+    elsewhere = resources.copy(instance_type="a2-highgpu-99g", zone="us-x1-a")
+    server.land(ORDER.cluster, handle=SimpleNamespace(launched_resources=elsewhere))
+    (sighting,) = await sdk.sighted(await sdk.status([ORDER.cluster], ask_clouds=False))
+    assert sighting.usd_per_h is None
 
 
 def test_the_states_of_clusters_are_those_we_know(sky: Any) -> None:

@@ -6,9 +6,9 @@ Invariants:
 - A stop leaves neither a cluster nor a launch that could still make one: launches are cancelled first, then what they
   made is taken down, then SkyPilot is asked whether it is gone.
 - A machine whose worker ended takes itself down after ``WorkerPlan.idle_minutes``, whether or not a coordinator is left
-  to ask for it. Everything is done in the task's command and nothing in its set-up: SkyPilot keeps a cluster whose
-  set-up failed.
-- Money is committed by ``launch`` alone, and the price in the handle is that of the catalog row that was ordered.
+  to ask for it.
+- A handle's price is that of the zone the machine runs in, by SkyPilot's catalog of now; until that is known, that of
+  the row that was ordered.
 
 What the API server is asked for in ``machines`` goes on there when the caller's deadline passes; the next call looks at
 the same request again.
@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,18 +30,19 @@ from echo2.provisioning.observation import Listing, Phase, Price
 from echo2.provisioning.pools.invite import Invite
 from echo2.provisioning.pools.pool import Handle
 from echo2.provisioning.pools.skypilot_clusters import (
+    UP,
     Known,
     Sighting,
     adopted,
     check_machine_id,
     cluster_name,
     handles,
-    labels,
     machine_of,
     prefix,
 )
 from echo2.provisioning.pools.skypilot_market import Rentable, Rental, rentals
-from echo2.provisioning.pools.skypilot_sdk import LAUNCH, Open, Order, Sdk, is_gone
+from echo2.provisioning.pools.skypilot_sdk import LAUNCH, Open, Sdk, is_gone
+from echo2.provisioning.pools.skypilot_worker import WorkerPlan, order
 from echo2.provisioning.prices.skypilot_files import CatalogFiles
 
 CATALOG = Path("~/.sky/catalogs/v8")
@@ -50,30 +50,6 @@ CATALOG = Path("~/.sky/catalogs/v8")
 REFRESH_S = 3600.0
 """A catalog whose prices are older is asked for anew; SkyPilot downloads its files every seven hours at most."""
 ASK_AGAIN_S = 600.0
-
-
-class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs on every machine. Raises UserError for values out of range."""
-
-    image: str = ""
-    """``docker:`` and a container image, or a machine image of the cloud; empty: SkyPilot's own."""
-    install: str = ""
-    """Shell commands after which ``echo2`` can be called; empty where the image has it."""
-    disk_gb: int = 0
-    """Size of the machine's disk in GiB; 0 leaves SkyPilot's default. It holds two snapshots, deltas and the cache."""
-    idle_minutes: int = 5
-    """A machine whose worker has ended goes down after so long."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.idle_minutes <= 60:
-            raise UserError(f"idle_minutes must be from 1 to 60, got {self.idle_minutes}")
-        if self.disk_gb < 0:
-            raise UserError(f"disk_gb must be at least 0, got {self.disk_gb}")
-
-    def command(self, machine_id: str) -> str:
-        """The task's; the join string is in its environment."""
-        worker = f"exec echo2 worker --name {shlex.quote(machine_id)}"
-        return "\n".join(("set -e", *filter(None, [self.install.strip()]), worker))
 
 
 class SkyPilotPool:
@@ -190,25 +166,11 @@ class SkyPilotPool:
         rental = self._rentals.get(offer)
         if rental is None:
             raise Refused(f"an offer must be one of those listed, got {offer!r}")
-        known = Known(offer, rental.quote.usd_per_h)
-        order = Order(
-            cluster=cluster_name(self._run_id, machine_id),
-            machine_id=machine_id,
-            infra=rental.infra,
-            instance_type=rental.quote.machine,
-            accelerator=rental.quote.accelerator,
-            accelerators=rental.quote.gpus,
-            use_spot=rental.quote.spot,
-            image=self._plan.image,
-            disk_gb=self._plan.disk_gb,
-            labels=labels(machine_id, known),
-            run=self._plan.command(machine_id),
-            idle_minutes=self._plan.idle_minutes,
-        )
+        wanted = order(self._run_id, machine_id, rental, self._plan)
         join = await self._invite(machine_id)
-        self._stopped.discard(order.cluster)
-        self._launches[machine_id] = self._sdk.launch(order, join)
-        self._known[machine_id] = known
+        self._stopped.discard(wanted.cluster)
+        self._launches[machine_id] = self._sdk.launch(wanted, join)
+        self._known[machine_id] = Known(offer, rental.quote.usd_per_h)
 
     # ---- stop -----------------------------------------------------------------------------------------------------
 
@@ -245,14 +207,16 @@ class SkyPilotPool:
         everything = await self._sdk.sighted(await self._sdk.status(None, ask_clouds=False))
         start = prefix(self._run_id)
         seen = {sighting.name: sighting for sighting in everything if sighting.name.startswith(start)}
+        submitted = {machine: launch.result() for machine, launch in self._launches.items() if _succeeded(launch)}
         unfinished = await self._sdk.unfinished()
-        launching = await self._under_way(unfinished)
+        launching = await self._under_way(submitted, unfinished)
         leaving = {request.cluster for request in unfinished if request.kind == "down"} | set(self._downs)
         # What is being launched or taken down is locked: clouds are asked about the others.
         if quiet := seen.keys() - launching - leaving:
             asked, found = await self._ask_clouds(quiet)
             seen = {name: sighting for name, sighting in seen.items() if name not in asked} | found
         seen = {name: sighting for name, sighting in seen.items() if name not in self._stopped}
+        await self._clear(seen, leaving)
         for machine_id, known in adopted(self._run_id, seen.values(), self._known, launching).items():
             if known.offer:
                 self._known[machine_id] = known
@@ -265,15 +229,18 @@ class SkyPilotPool:
             prices={name: rental.quote.usd_per_h for name, rental in self._rentals.items()},
         )
 
-    async def _under_way(self, unfinished: Sequence[Open]) -> set[str]:
-        """Clusters being launched; of launches that are over, how they ended is noted."""
+    async def _under_way(self, submitted: Mapping[str, str], unfinished: Sequence[Open]) -> set[str]:
+        """Clusters being launched; of launches that are over, how they ended is noted.
+
+        ``submitted`` is older than ``unfinished``: one that is in the first and not in the second is over.
+        """
         open_ids = {request.request_id for request in unfinished}
-        for machine_id, launch in list(self._launches.items()):
-            if not launch.done() or launch.exception() is not None or launch.result() in open_ids:
+        for machine_id, request_id in submitted.items():
+            if request_id in open_ids:
                 continue
             failure = ""
             try:
-                await self._sdk.result(launch.result())
+                await self._sdk.result(request_id)
             except Refused as error:
                 failure = str(error)
             if machine_id in self._known:
@@ -281,6 +248,13 @@ class SkyPilotPool:
             self._launches.pop(machine_id, None)
         ordered = {cluster_name(self._run_id, machine_id) for machine_id in self._launches}
         return ordered | {request.cluster for request in unfinished if request.kind == LAUNCH}
+
+    async def _clear(self, seen: Mapping[str, Sighting], leaving: Collection[str]) -> None:
+        """Have what failed launches left taken down: SkyPilot keeps some of it to be looked at, and it is billed."""
+        for machine_id, known in list(self._known.items()):
+            name = cluster_name(self._run_id, machine_id)
+            if known.failure and name in seen and seen[name].status != UP and name not in {*leaving, *self._downs}:
+                self._downs[name] = await self._sdk.down(name)
 
     async def _ask_clouds(self, names: Collection[str]) -> tuple[frozenset[str], dict[str, Sighting]]:
         """Of which clusters clouds were asked, and those of them that are still there."""
@@ -294,3 +268,8 @@ class SkyPilotPool:
             raise
         self._look = None
         return asked, {sighting.name: sighting for sighting in found}
+
+
+def _succeeded(launch: asyncio.Future[str]) -> bool:
+    """It reached the server."""
+    return launch.done() and launch.exception() is None

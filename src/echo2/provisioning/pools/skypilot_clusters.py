@@ -25,6 +25,7 @@ MACHINE_LABEL = "echo2-machine"
 OFFER_LABEL = "echo2-offer"
 PRICE_LABEL = "echo2-microusd-per-h"
 """A whole number: labels of Google Cloud hold no dots."""
+UP = "UP"
 _MICRO = 1e6
 _RUN_CHARACTERS = 6
 _MACHINE_CHARACTERS = 10
@@ -45,6 +46,8 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     """A launch of it succeeded at some time."""
     detail: str = ""
     labels: Mapping[str, str] = {}
+    usd_per_h: float | None = None
+    """Where it runs, now; None where that is not known."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -128,24 +131,28 @@ def handles(
     found = []
     for machine_id, what in sorted(machines.items()):
         name = cluster_name(run_id, machine_id)
-        phase, detail = _phase(seen.get(name), what, launching=name in launching, leaving=name in leaving)
-        usd_per_h = prices.get(what.offer, what.usd_per_h)
+        cluster = seen.get(name)
+        phase, detail = _phase(cluster, what, launching=name in launching, leaving=name in leaving)
+        usd_per_h = cluster.usd_per_h if cluster is not None else None
+        if usd_per_h is None:
+            usd_per_h = prices.get(what.offer, what.usd_per_h)
         found.append(Handle(machine_id=machine_id, offer=what.offer, phase=phase, usd_per_h=usd_per_h, detail=detail))
     return tuple(found)
 
 
 def _phase(seen: Sighting | None, known: Known, *, launching: bool, leaving: bool) -> tuple[Phase, str]:
+    up = seen is not None and seen.status == UP
+    if known.failure and not up:
+        return Phase.FAILED, known.failure
     if leaving:
         return Phase.DRAINING, "it is being taken down"
     if launching:
         return Phase.ACTIVE, seen.detail if seen is not None else "waiting to be launched"
-    if known.failure:
-        return Phase.FAILED, known.failure
     if seen is None:
         return Phase.LOST, "SkyPilot has no such cluster any more: it went down by itself or was taken away"
     if not known.offer:
         return Phase.LOST, "a cluster of this run with unknown labels"
-    if seen.status == "UP":
+    if up:
         return Phase.ACTIVE, seen.detail
     if seen.status == "PENDING" or (seen.status == "INIT" and not seen.was_up and not seen.unhealthy):
         # A launch that an earlier life of the coordinator began and SkyPilot still queues, or gave up: the deadline

@@ -15,7 +15,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import logging
+import math
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -23,6 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from echo2.errors import Echo2Error, Refused, TransportError, Unauthorised, UserError
+from echo2.provisioning.capacity import SECONDS_PER_H
 from echo2.provisioning.pools.skypilot_clusters import Sighting
 from echo2.transport.join import ENVIRONMENT_KEY
 
@@ -45,6 +49,7 @@ _AWAY = (
 )  # fmt: skip
 """Of ``sky.exceptions``: worth another try."""
 _BARRED = ("ApiServerAuthenticationError", "PermissionDeniedError", "ClusterOwnerIdentityMismatchError")
+_IMPORTING = threading.Lock()
 
 T = TypeVar("T")
 
@@ -117,6 +122,7 @@ class Sdk:
     def __init__(self) -> None:
         require()
         self._busy = 0
+        self._traceback_limit: int | None = getattr(sys, "tracebacklimit", None)
 
     # ---- requests that are carried out later: each returns the request's id --------------------------------------
 
@@ -155,17 +161,17 @@ class Sdk:
             for request in found
         )
 
-    async def result(self, request_id: str) -> Any:
-        """Waits until it is done. Raises what SkyPilot raised, as one of ours."""
+    async def result(self, request_id: str, read: Callable[[Any], T] = lambda value: value) -> T:
+        """Waits until it is done. Raises what SkyPilot raised, as one of ours. ``read`` runs in a thread."""
         pause_s = _FIRST_PAUSE_S
         while any(request.request_id == request_id for request in await self.unfinished()):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return await self._call(lambda: _sky().get(request_id))
+        return await self._call(lambda: read(_sky().get(request_id)))
 
     async def sighted(self, request_id: str) -> tuple[Sighting, ...]:
         """The result of a ``status``."""
-        return tuple(_sighting(record) for record in await self.result(request_id))
+        return await self.result(request_id, lambda records: tuple(map(_sighting, records)))
 
     # ---- threads --------------------------------------------------------------------------------------------------
 
@@ -196,11 +202,19 @@ class Sdk:
                 error = ours
             except BaseException as theirs:  # of any kind, SystemExit among them: it belongs to the caller
                 error = told(theirs)
+            self._show_tracebacks()
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(settle, value, error)
 
         threading.Thread(target=work, name="skypilot", daemon=True).start()
         return future
+
+    def _show_tracebacks(self) -> None:
+        """SkyPilot turns them off for the whole program when it raises, and leaves them so (``sky.utils.ux_utils``)."""
+        if self._traceback_limit is None:
+            sys.__dict__.pop("tracebacklimit", None)
+        else:
+            sys.tracebacklimit = self._traceback_limit
 
 
 def task(order: Order, join: str) -> Any:
@@ -246,12 +260,31 @@ def _sighting(record: Any) -> Sighting:
         was_up=record.cluster_ever_up,
         detail=_ANSI.sub("", record.init_status_reason or record.last_event or ""),
         labels=dict(record.labels or {}),
+        usd_per_h=_price(record.handle),
     )
 
 
-def _sky() -> Any:
-    """Imported by the first thread that needs it: it takes seconds."""
-    require()
-    import sky
+def _price(handle: Any) -> float | None:
+    """Of the zone in which it runs, which may be a dearer one than the cheapest of its region; None: not known."""
+    resources = getattr(handle, "launched_resources", None)
+    if resources is None:
+        return None
+    try:
+        usd_per_h = float(resources.get_cost(SECONDS_PER_H))
+    except Exception:  # no catalog here, or one without this machine: a price is missing, and nothing else
+        return None
+    return usd_per_h if 0 < usd_per_h < math.inf else None
 
+
+def _sky() -> Any:
+    """Imported by the first thread that needs it: it takes seconds, and gives the root logger a handler of its own."""
+    require()
+    root = logging.getLogger()
+    with _IMPORTING:
+        fresh, handlers, level = "sky" not in sys.modules, list(root.handlers), root.level
+        import sky
+
+        if fresh:
+            root.handlers[:] = handlers
+            root.setLevel(level)
     return sky
