@@ -48,9 +48,9 @@ VIRTUAL = (
                                                    "rounds", "transfer")),
     *(f"broadcast/relay/{name}.py" for name in ("frames", "intake", "links", "meter", "node", "receiver", "redial",
                                                 "seed", "server", "serving", "standing", "unreachable")),
-    *(f"provisioning/{name}.py" for name in ("budget", "capacity", "controller", "decisions", "drive", "excess", "ledger",
-                                             "market", "observation", "orders", "rates", "roster", "rules", "tariff",
-                                             "view")),
+    *(f"provisioning/{name}.py" for name in ("budget", "capacity", "controller", "decisions", "drive", "excess",
+                                             "ledger", "market", "observation", "orders", "rates", "roster", "rules",
+                                             "tariff", "view")),
     "types.py", "errors.py", "ports.py", "metrics.py",
 )  # fmt: skip
 """What the simulator runs as it is."""

@@ -1,4 +1,4 @@
-"""How a pool gets a worker on its machine into the run."""
+"""How a machine's worker gets into the run."""
 
 from __future__ import annotations
 
