@@ -58,11 +58,12 @@ async def serve(
             timeout_keep_alive=int(KEEP_ALIVE_S),
             timeout_graceful_shutdown=DRAIN_S,
             limit_concurrency=MOST_CONNECTIONS,
-            ssl_context_factory=None if tls is None else lambda *_: tls.context,
         )
         # What clients do wrong is answered, not logged; what this package does wrong is logged where it happens.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config.load()
+        # After the load, which makes a context from files: only newer versions of uvicorn take one ready made.
+        config.ssl = None if tls is None else tls.context
         server = uvicorn.Server(config)
         server.lifespan = config.lifespan_class(config)
         await server.startup(sockets=[listener])

@@ -38,6 +38,10 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     usd_per_h: float
     """Of the whole machine."""
+    machine: str = ""
+    """The provider's name for this type of machine; empty where its source has none."""
+    accelerator: str = ""
+    """The market's name for the GPU; empty where it is ours."""
     region: str = ""
     spot: bool = False
     """May be taken away at any time."""

@@ -130,6 +130,8 @@ def _quote(row: Row, cloud: str, column: str, hosts: Mapping[tuple[str, str], fl
         gpu=market_name(accelerator, _memory_gb(row.cells.get("GpuInfo", ""), gpus)),
         gpus=gpus,
         usd_per_h=usd_per_h,
+        machine=machine,
+        accelerator=accelerator,
         region=region,
         spot=column == "SpotPrice",
         source=f"SkyPilot catalog, {cloud}/vms.csv, row {row.number}",
