@@ -62,9 +62,11 @@ def missing_places(config: Config) -> list[str]:
             if not Path(task.options[key]).exists():
                 faults.append(f'options.{key} of task "{task.name}" must exist, got {task.options[key]}; correct it')
     for number, pool in enumerate(config.pools):
-        if pool.kind == "local" and not Path(pool.offers).is_file():
+        if pool.kind in ("local", "ray") and not Path(pool.offers).is_file():
             got = pool.offers or "nothing"
-            faults.append(f"pools.{number}.offers must be a CSV file of offers for kind local, got {got}; correct it")
+            faults.append(
+                f"pools.{number}.offers must be a CSV file of offers for kind {pool.kind}, got {got}; correct it"
+            )
     if config.rollout.engine != "scripted":
         faults += _model_faults(config.model.path)
     return faults

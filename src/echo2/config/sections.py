@@ -213,6 +213,8 @@ class ProvisioningSection(Section):
     """No further change so long after one; what was lost is replaced all the same."""
     start_s: PositiveFloat = 600.0
     """A machine whose worker has not joined after so long is given up."""
+    max_price_age_s: PositiveFloat = 28800.0
+    """A price that was true so long ago is unknown; catalogs are fetched every seven hours."""
     first_machines: Positive = 1
     """Machines held until T_train is known."""
 
@@ -220,12 +222,15 @@ class ProvisioningSection(Section):
 class PoolSection(Section):
     """Machines that the run activates and releases as it needs them; without any, workers are what joins."""
 
-    kind: Literal["local", "standby"]
-    """`local`: worker processes on the coordinator's machine; `standby`: workers that joined by themselves and wait."""
+    kind: Literal["local", "standby", "ray", "skypilot"]
+    """`local`: worker processes on the coordinator's machine; `standby`: workers that joined by themselves and wait;
+    `ray`: actors on a Ray cluster; `skypilot`: machines rented through SkyPilot."""
     offers: str = ""
-    """CSV file of what a `local` pool has; a relative path is relative to the file it stands in."""
+    """CSV file of what a `local` or `ray` pool has; a relative path is relative to the file it stands in."""
     rollouts_per_s: PositiveFloat = 1.0
     """What a worker on `standby` is expected to deliver before it has delivered anything."""
+    options: dict[str, Any] = {}
+    """Settings of a `ray` or `skypilot` pool, see docs/pools.md."""
 
 
 class EvalSection(Section):

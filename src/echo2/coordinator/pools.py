@@ -9,14 +9,24 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from echo2.config.root import Config
 from echo2.config.sections import PoolSection
+from echo2.errors import UserError
 from echo2.ports import Clock
+from echo2.provisioning.estimate import Workload
 from echo2.provisioning.offers import read_offers
 from echo2.provisioning.pools.invite import Invite
 from echo2.provisioning.pools.local import LocalPool, Program
 from echo2.provisioning.pools.pool import Pool
+from echo2.provisioning.pools.ray import RayPool
+from echo2.provisioning.pools.ray_offers import Needs, RayOffer
+from echo2.provisioning.pools.skypilot import CATALOG, SkyPilotPool
+from echo2.provisioning.pools.skypilot_market import Rentable
+from echo2.provisioning.pools.skypilot_worker import WorkerPlan
 from echo2.provisioning.pools.standby import Benches, StandbyPool
 from echo2.run.child import environment
 from echo2.run.folder import RunFolder
@@ -30,19 +40,66 @@ def no_pools(invite: Invite, benches: Benches) -> Sequence[Pool]:
     return ()
 
 
-def pools_of(config: Config, folder: RunFolder, clock: Clock) -> MakePools:
-    """Raises UserError for offers that cannot be read."""
-    offers = {pool.kind: read_offers(Path(pool.offers)) for pool in config.pools if pool.kind == "local"}
+class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``options`` of a ray pool."""
 
-    def make(invite: Invite, benches: Benches) -> Sequence[Pool]:
-        return [_pool(section, invite, benches) for section in config.pools]
+    address: str = "auto"
+    """Of the cluster, as for ``ray.init``; ``auto`` is the one of this machine."""
+    folder: str = "~/echo2-worker"
+    """On every node, where workers keep credential, spool and snapshots."""
+    needs: Needs = Needs()
+    """What one machine takes of the cluster."""
+    needs_of: dict[str, Needs] = {}
+    """The same by offer, where they differ."""
 
-    def _pool(section: PoolSection, invite: Invite, benches: Benches) -> Pool:
-        if section.kind == "standby":
-            return StandbyPool(benches, section.rollouts_per_s, clock)
-        return LocalPool(offers[section.kind], invite, lambda name, join: _program(config, folder, name, join), clock)
 
-    return make
+class SkyPilotOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``options`` of a skypilot pool."""
+
+    machines: tuple[Rentable, ...]
+    worker: WorkerPlan = WorkerPlan()
+    workload: Workload | None = None
+    """What throughputs are estimated from that nobody measured."""
+    catalog: str = ""
+    """Folder of SkyPilot's catalog; empty for where it is on this machine."""
+
+
+def pools_of(config: Config, folder: RunFolder, run_id: str, clock: Clock) -> MakePools:
+    """Raises UserError for offers and options that cannot be read, or a package that is missing."""
+    makers = [_maker(section, config, folder, run_id, clock) for section in config.pools]
+    return lambda invite, benches: [make(invite, benches) for make in makers]
+
+
+def _maker(
+    section: PoolSection, config: Config, folder: RunFolder, run_id: str, clock: Clock
+) -> Callable[[Invite, Benches], Pool]:
+    if section.kind == "standby":
+        return lambda invite, benches: StandbyPool(benches, section.rollouts_per_s, clock)
+    if section.kind == "skypilot":
+        options = _options(section, SkyPilotOptions)
+        catalog = Path(options.catalog) if options.catalog else CATALOG
+        return lambda invite, benches: SkyPilotPool(
+            run_id, options.machines, options.worker, invite, clock, catalog=catalog, workload=options.workload
+        )
+    offers = read_offers(Path(section.offers))
+    if section.kind == "local":
+        return lambda invite, benches: LocalPool(
+            offers, invite, lambda name, join: _program(config, folder, name, join), clock
+        )
+    ray = _options(section, RayOptions)
+    placed = [RayOffer(offer, ray.needs_of.get(offer.name, ray.needs)) for offer in offers]
+    log = folder.log("ray")
+    return lambda invite, benches: RayPool(run_id, placed, invite, clock, log, address=ray.address, folder=ray.folder)
+
+
+_Options = TypeVar("_Options", RayOptions, SkyPilotOptions)
+
+
+def _options(section: PoolSection, kind: type[_Options]) -> _Options:
+    try:
+        return msgspec.convert(section.options, kind)
+    except msgspec.ValidationError as error:
+        raise UserError(f"options of the {section.kind} pool: {error}; docs/pools.md has them") from None
 
 
 def _program(config: Config, folder: RunFolder, machine_id: str, join: str) -> Program:

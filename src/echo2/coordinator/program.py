@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from echo2.broadcast.shelf import Shelf
@@ -171,7 +172,10 @@ class Coordinator:
     async def run(self) -> None:
         """Watch until the run has ended in order. Raises Starved when nobody makes progress any more."""
         try:
-            async with asyncio.TaskGroup() as group:
+            async with AsyncExitStack() as opened, asyncio.TaskGroup() as group:
+                for pool in self._pools:
+                    if isinstance(pool, AbstractAsyncContextManager):
+                        await opened.enter_async_context(pool)
                 anchors = group.create_task(keep_anchors(self.hall), name="anchors")
                 if self._pools:
                     recalled = self._provided.recall()

@@ -174,6 +174,7 @@ def rules_of(config: Config) -> Rules:
         sustain=section.sustain,
         cool_down_s=section.cool_down_s,
         start_s=section.start_s,
+        max_price_age_s=section.max_price_age_s,
         first_machines=section.first_machines,
         budget_usd=section.budget_usd,
     )

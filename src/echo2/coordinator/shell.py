@@ -57,13 +57,13 @@ async def run_coordinator(folder: RunFolder) -> None:
     prompts = PromptCursor(tasks, config.run.seed)
     key = _snapshot_key(folder.root / "keys")
     tls = _certificate(config, folder.root / "keys")
-    pools = pools_of(config, folder, SystemClock())
     store = SqliteStore(folder.root / "buffer.sqlite")
     shelf = DiskShelf(folder.root / "snapshots", key)
     events = FileEvents(folder.root / "events.jsonl")
     try:
         loaded = await store.load()
         run_id = loaded.state.run_id if loaded.state else RandomIds().new("run")
+        pools = pools_of(config, folder, run_id, SystemClock())
         lines = FileLines(folder.root, config, run_id, loaded, events)
         try:
             public = signing.public_key(key)

@@ -38,7 +38,7 @@ ASSUMED_MACHINES = 16
 _GIGA, _TERA = 1e9, 1e12
 
 
-class Workload(msgspec.Struct, frozen=True, kw_only=True):
+class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a machine is to generate.
 
     Raises UserError for values that are none.

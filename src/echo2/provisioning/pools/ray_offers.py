@@ -25,7 +25,7 @@ _OWN_NAMES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-class Needs(msgspec.Struct, frozen=True, kw_only=True):
+class Needs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one machine takes. Raises UserError for amounts that Ray would not give."""
 
     cpus: float = 1.0

@@ -25,7 +25,7 @@ _TAIL = 8
 _CLOUD = re.compile(r"[a-z0-9_-]+")
 
 
-class Rentable(msgspec.Struct, frozen=True, kw_only=True):
+class Rentable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Machines that the run may rent.
 
     Example: ``Rentable(cloud="gcp", gpu="A100-80GB", region="us-central1", spot=True, count=8)``.

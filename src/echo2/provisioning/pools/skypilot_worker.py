@@ -16,7 +16,7 @@ from echo2.provisioning.pools.skypilot_market import Rental
 from echo2.provisioning.pools.skypilot_sdk import Order
 
 
-class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Raises UserError for values out of range."""
 
     image: str = ""
