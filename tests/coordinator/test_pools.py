@@ -68,11 +68,11 @@ def test_a_kind_is_there_once_and_pools_need_the_mode_that_plans_capacity() -> N
 
 
 def test_unknown_options_are_refused_by_name(tmp_path: Path, offers: str) -> None:
-    with pytest.raises(UserError, match="options of the ray pool: .*adress"):
+    with pytest.raises(UserError, match=r"options of the ray pool: .*adress"):
         made(tmp_path, {"kind": "ray", "offers": offers, "options": {"adress": "auto"}})
-    with pytest.raises(UserError, match="options of the skypilot pool: .*machines"):
+    with pytest.raises(UserError, match=r"options of the skypilot pool: .*machines"):
         made(tmp_path, {"kind": "skypilot"})
-    with pytest.raises(UserError, match="options of the skypilot pool: .*clod"):
+    with pytest.raises(UserError, match=r"options of the skypilot pool: .*clod"):
         made(tmp_path, {"kind": "skypilot", "options": {"machines": [{"clod": "gcp", "gpu": "H100"}]}})
 
 
