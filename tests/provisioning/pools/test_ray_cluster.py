@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -21,13 +23,14 @@ from echo2.provisioning.observation import Phase
 from echo2.provisioning.offers import Offer
 from echo2.provisioning.pools.pool import Handle
 from echo2.provisioning.pools.ray import RayPool
+from echo2.provisioning.pools.ray_machine import WORKER
 from echo2.provisioning.pools.ray_offers import Needs, RayOffer
 from echo2.shell import SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[3]
-WORKER = ROOT / "tests" / "support" / "stand_in_worker.py"
+STAND_IN = ROOT / "tests" / "support" / "stand_in_worker.py"
 LIMIT_S = 90.0
 """For whatever is waited for; Ray itself calls a node dead within some twenty seconds."""
 NODE = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 * 2**20}
@@ -67,13 +70,13 @@ class Site:
         self.nodes, self.folder, self.run_id = nodes, folder, name
         self.behaviour = "leaves on SIGTERM"
 
-    def pool(self, *offers: RayOffer) -> RayPool:
+    def pool(self, *offers: RayOffer, program: tuple[str, ...] = (str(STAND_IN),)) -> RayPool:
         async def invite(machine_id: str) -> str:
             return self.behaviour
 
         return RayPool(
             self.run_id, offers or [offered("any")], invite, SystemClock(), self.folder / "ray.log",
-            address=self.nodes["cluster"].address, folder=str(self.folder), program=(str(WORKER),),
+            address=self.nodes["cluster"].address, folder=str(self.folder), program=program,
         )  # fmt: skip
 
     def log(self, machine_id: str) -> str:
@@ -218,6 +221,53 @@ async def test_a_line_that_dies_is_begun_again_and_costs_no_machine(site: Site, 
     assert not site.runs("any-1")
 
 
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """A real one, whose workers miss it after five seconds, and its run folder."""
+    config, folder = tmp_path / "run.toml", tmp_path / "runs" / "run"
+    config.write_text('rollout.engine = "scripted"\nworkers.orphan_after_s = 5.0\n')
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    command = [sys.executable, "-m", "echo2", "coordinator", str(config)]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
+        yield folder, process
+        process.kill()
+
+
+async def test_the_real_worker_joins_as_its_machine_and_the_machine_ends_when_its_coordinator_is_gone(
+    site: Site, coordinator: tuple[Path, subprocess.Popen[bytes]]
+) -> None:
+    folder, process = coordinator
+    await until((folder / "coordinator.json").exists)
+    site.behaviour = (folder / "join" / "worker").read_text()
+    async with site.pool(program=WORKER) as pool:
+        await pool.start("any-1", "any")
+        await until(lambda: "worker any-1: joined" in site.log("any-1"))
+        assert (await machine(pool, "any-1", Phase.ACTIVE)).detail == ""
+        process.kill()
+        lost = await machine(pool, "any-1", Phase.LOST)
+        assert "its worker ended with exit code 1" in lost.detail
+        await room(pool, 4)
+        await stop_all(pool)
+
+
+@pytest.mark.slow
+async def test_a_node_that_stood_still_until_it_was_given_up_runs_nothing_when_it_goes_on(site: Site) -> None:
+    node = site.nodes["cluster"].add_node(**NODE, resources={"frozen": 1})
+    async with site.pool(offered("frozen", frozen=1.0)) as pool:
+        await pool.start("frozen-1", "frozen")
+        await until(lambda: site.runs("frozen-1"))
+        raylet = node.all_processes["raylet"][0].process.pid
+        stopped = [raylet, *children(raylet)]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        assert "node has died" in (await machine(pool, "frozen-1", Phase.LOST)).detail
+        await pool.stop("frozen-1")
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: not site.runs("frozen-1"))
+    site.nodes["cluster"].remove_node(node, allow_graceful=False)
+
+
 async def test_a_killed_node_is_a_lost_machine_and_its_worker_ends(site: Site) -> None:
     async with site.pool(offered("near", near=1.0), offered("any")) as pool:
         await asyncio.gather(pool.start("near-1", "near"), pool.start("any-1", "any"))
@@ -225,7 +275,7 @@ async def test_a_killed_node_is_a_lost_machine_and_its_worker_ends(site: Site) -
         await until(lambda: site.runs("near-1"))
         site.nodes["cluster"].remove_node(site.nodes["near"], allow_graceful=False)
         lost = await machine(pool, "near-1", Phase.LOST)
-        assert lost.detail
+        assert "died" in lost.detail
         await until(lambda: not site.runs("near-1"))
         assert "near" not in {listing.offer.name for listing in await pool.listings()}
         await stop_all(pool)
@@ -241,6 +291,10 @@ async def test_a_head_that_is_gone_is_told_within_the_deadline_and_takes_nobody_
             with pytest.raises(TransportError):
                 async with asyncio.timeout(30.0):
                     await pool.machines()
+
+
+def children(parent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
 def line_of(pool: RayPool) -> int:

@@ -183,9 +183,9 @@ async def test_an_actor_that_cannot_be_reached_for_a_while_is_not_lost_and_a_dea
         await until(driver, Phase.ACTIVE)
         ray.next.end.set_exception(ActorUnavailableError("no route"))
         assert (await until(driver, Phase.ACTIVE)).detail == ""
-        ray.next.script = [ActorDiedError("its node died\nlong story")]
+        ray.next.script = [ActorDiedError("it died\n\tpid: 7\nThe node is gone.")]
         lost = await until(driver, Phase.LOST)
-        assert lost.detail == "its node died long story"
+        assert lost.detail == "it died The node is gone."
 
     await play(scene)
 

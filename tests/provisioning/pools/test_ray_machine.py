@@ -24,6 +24,7 @@ LIMIT_S = 20.0
 @pytest.fixture(autouse=True)
 def no_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_machine, "LAST_WORD_S", 0.0)
+    monkeypatch.setattr(ray_machine, "NODE_LOOK_S", 0.02)
 
 
 class Machine:
@@ -91,6 +92,18 @@ async def test_it_notices_the_end_of_its_worker_and_leaves_whether_or_not_anybod
     await machine.leaves()
     ended = await machine.actor.ended()
     assert (ended.never_worked, ended.why) == (False, "its worker was ended by signal 9")
+
+
+@pytest.mark.parametrize(("join", "told"), [("leaves on SIGTERM", "exit code 0"), ("is deaf", "signal 9")])
+async def test_when_its_node_is_gone_the_worker_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, join: str, told: str
+) -> None:
+    monkeypatch.setattr(ray_machine, "NODE_LEAVE_S", 0.1 if join == "is deaf" else LIMIT_S)
+    machine = Machine(tmp_path, join)
+    await machine.running()
+    monkeypatch.setattr(ray_machine.os, "getppid", lambda: 1)
+    assert told in (await machine.actor.ended()).why
+    await machine.leaves()
 
 
 @pytest.mark.parametrize(("code", "never_worked"), [(1, False), (2, True)])

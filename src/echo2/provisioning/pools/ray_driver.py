@@ -265,8 +265,8 @@ async def _in_thread(question: Callable[[], T]) -> T:
 
 
 def _told(error: BaseException) -> str:
-    """In one line of readable length."""
-    words = " ".join(str(error).split())
+    """In one line of readable length, without the indented particulars that Ray puts before the cause."""
+    words = " ".join(line.strip() for line in str(error).splitlines() if not line.startswith("\t"))
     return (words or type(error).__name__)[:300]
 
 

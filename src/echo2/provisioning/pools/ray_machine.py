@@ -3,7 +3,8 @@
 Invariant: the actor is there while its worker is, and not longer. When the worker ends, for whatever reason, the actor
 tells those who wait, removes what the worker kept, and leaves the cluster, whether or not anybody still listens: so its
 resources are free again after the coordinator is gone. When the actor dies, its worker's life line closes and the
-worker ends.
+worker ends. When what started the actor is gone, so is the node for everybody else, and the worker is ended: Ray leaves
+an actor running whose node stood still and was given up meanwhile.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ LAST_WORD_S = 1.0
 FORCED_S = 5.0
 """A killed worker is gone within this."""
 LEAVE_S = 10.0
+"""Ray ends an actor that asks for it within this, or the actor ends itself."""
+NODE_LOOK_S = 1.0
+NODE_LEAVE_S = 20.0
+"""For the worker of a node that is gone, to submit what it holds."""
 _LOG = "worker.log"
 _TAIL_BYTES = 4096
 _WORD_CHARACTERS = 300
@@ -57,13 +62,11 @@ def this_node() -> str:
 
 
 def leave_cluster() -> None:
-    """End this actor and free what it holds. Does not return."""
+    """End this actor and free what it holds."""
     import ray
 
-    with contextlib.suppress(Exception):  # whatever Ray has against it, the process goes
-        ray.kill(ray.get_runtime_context().current_actor)
-    time.sleep(LEAVE_S)
-    os._exit(0)
+    threading.Timer(LEAVE_S, os._exit, (0,)).start()  # whatever Ray has against it, the process goes
+    ray.kill(ray.get_runtime_context().current_actor)
 
 
 class RayMachine:
@@ -84,6 +87,7 @@ class RayMachine:
         except OSError as error:
             self._ended.set_result(Ended(True, f"its worker could not be started: {error}"))
         threading.Thread(target=self._watch, name="worker", daemon=True).start()
+        threading.Thread(target=self._watch_node, args=(os.getppid(),), name="node", daemon=True).start()
 
     async def about(self) -> About:
         return About(self._usd_per_h, time.monotonic() - self._began_s, self._where())
@@ -130,6 +134,19 @@ class RayMachine:
         self._tidied.set_result(None)
         time.sleep(LAST_WORD_S)
         self._leave()
+
+    def _watch_node(self, parent: int) -> None:
+        """In a thread of its own. ``parent``: the process that started this one, for as long as it is there."""
+        while os.getppid() == parent:
+            if self._tidied.done():
+                return
+            time.sleep(NODE_LOOK_S)
+        if self._process is not None:
+            self._process.terminate()
+        try:
+            self._ended.result(NODE_LEAVE_S)
+        except TimeoutError:
+            self._kill()
 
     def _told(self, code: int) -> Ended:
         if code < 0:
