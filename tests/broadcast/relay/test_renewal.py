@@ -22,13 +22,13 @@ class Line:
         self._acked = 0
         self.now = 50.0
 
-    def goes(self, seconds: float, *, held: bool = True, sends: bool = True) -> list[float]:
+    def goes(self, seconds: float, *, held: bool = True, sends: bool = True, queues: bool = False) -> list[float]:
         """When it was renewed, from when this began."""
         began_s, renewed = self.now, []
         for _ in range(round(seconds / LOOK_S)):
             self.now += LOOK_S
             self._acked += 1000 * sends
-            if self.renewal.is_due(held, self._acked, self.now):
+            if self.renewal.is_due(held, self._acked, queues, self.now):
                 renewed.append(self.now - began_s - LOOK_S)
         return renewed
 
@@ -62,12 +62,18 @@ def test_a_pause_between_chunks_changes_nothing() -> None:
     assert len(line.goes(4 * LOOK_S)) == 1
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0.05, 3.0)), max_size=60))
-def test_it_is_never_renewed_twice_within_the_time_between_two(steps: list[tuple[bool, bool, float]]) -> None:
+def test_where_packets_wait_it_is_left_alone_until_they_do_not() -> None:
+    line = Line()
+    assert not line.goes(30.0, queues=True)
+    assert len(line.goes(1.0)) == 1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans(), st.floats(0.05, 3.0)), max_size=60))
+def test_it_is_never_renewed_twice_within_the_time_between_two(steps: list[tuple[bool, bool, bool, float]]) -> None:
     renewal, now, acked, last_s = Renewal(), 0.0, 0, float("-inf")
-    for held, sends, passed_s in steps:
+    for held, sends, queues, passed_s in steps:
         now, acked = now + passed_s, acked + sends
-        if renewal.is_due(held, acked, now):
-            assert held
+        if renewal.is_due(held, acked, queues, now):
+            assert held and not queues
             assert now - last_s >= FLOWS_S
             last_s = now

@@ -51,6 +51,7 @@ def test_a_paced_connection_takes_as_long_as_its_pace_says_and_a_freed_one_does_
     there, here = flow_of(sender), flow_of(receiver)
     assert there.acked_bytes >= 2_300_000
     assert here.received_bytes == 2_400_000
+    assert 0 < there.min_rtt_us <= there.rtt_us < 1_000_000
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, 2.0**31, 1e15])

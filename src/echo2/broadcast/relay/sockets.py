@@ -42,8 +42,11 @@ _OWN_TROUBLE = frozenset(
         socket.EAI_AGAIN,  # no name server answers
     }
 )  # fmt: skip
-_FLOW = struct.Struct("=120xQQ")
-"""Where ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` lie in Linux's ``struct tcp_info``."""
+_FLOW = struct.Struct("=68xI48xQQ12xI")
+"""Where ``tcpi_rtt``, ``tcpi_bytes_acked``, ``tcpi_bytes_received`` and ``tcpi_min_rtt`` lie in Linux's ``struct
+tcp_info``."""
+_WAITS, _JITTER_US = 1.5, 2000
+"""Packets that take so many times the shortest round trip, and a little, wait in a queue."""
 
 
 class Greeted(NamedTuple):
@@ -63,9 +66,21 @@ class NotReached(OSError):
 class Flow(NamedTuple):
     """Since the connection was made."""
 
+    rtt_us: int
+    """Smoothed."""
     acked_bytes: int
     """That arrived at the other side."""
     received_bytes: int
+    min_rtt_us: int
+    """Shortest of the last minutes."""
+
+    @property
+    def queues(self) -> bool:
+        """Whether packets, or their acknowledgements, wait for others somewhere on the way."""
+        return self.rtt_us > _WAITS * self.min_rtt_us + _JITTER_US
+
+
+_NOTHING = Flow(0, 0, 0, 0)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -122,8 +137,8 @@ def flow_of(sock: socket.socket) -> Flow:
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _FLOW.size)
     except (OSError, AttributeError):
-        return Flow(0, 0)
-    return Flow(*_FLOW.unpack(info)) if len(info) == _FLOW.size else Flow(0, 0)
+        return _NOTHING
+    return Flow(*_FLOW.unpack(info)) if len(info) == _FLOW.size else _NOTHING
 
 
 def pace(sock: socket.socket, bytes_per_s: float) -> None:

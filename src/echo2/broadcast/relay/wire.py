@@ -107,7 +107,7 @@ class Wire:
     def look(self, now: float) -> tuple[int, int]:
         """Several times per second: bytes that arrived at the other side, and here."""
         flow = flow_of(self.sock)
-        if self._renewal.is_due(self._is_held, flow.acked_bytes, now):
+        if self._renewal.is_due(self._is_held, flow.acked_bytes, flow.queues, now):
             renew(self.sock)
         return flow.acked_bytes, flow.received_bytes
 
