@@ -11,7 +11,9 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "echo2"
 
-VOCABULARY = frozenset({"types", "errors", "metrics", "config", "ports", "transport", "durable", "version", "shell"})
+VOCABULARY = frozenset(
+    {"types", "errors", "metrics", "config", "ports", "transport", "durable", "version", "shell", "pace"}
+)
 PLANES = frozenset({"data", "rollout", "learning", "broadcast", "provisioning"})
 PROGRAMS = frozenset({"coordinator", "learner", "worker", "run", "report"})
 LAYER = (

@@ -64,6 +64,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     workers_active: int
     mu_min_overlapped_per_s: float | None = None
     """Required by (2'), where workers generate while a snapshot travels."""
+    mu_target_per_s: float | None = None
+    """gamma times what the chosen rule requires."""
 
     generated: int
     trained: int
@@ -88,6 +90,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Of workers and learner since the run began, restarts included."""
     usd_per_h: float
     step_cost_usd: float = 0.0
+    cost_by_name_usd: dict[str, float] = {}
+    """The same by machine or worker, and ``learner``; sums to ``cost_usd``."""
     """Spent since the line before."""
     snapshot_bytes: int
     """Size of the newest published snapshot, decoded."""

@@ -8,9 +8,11 @@ import desks
 import msgspec
 import pytest
 
+from echo2.broadcast.catalogue import Entry
+from echo2.broadcast.shelf import Published
 from echo2.coordinator.program import Coordinator
-from echo2.coordinator.providing import Provided
-from echo2.provisioning.controller import State
+from echo2.coordinator.providing import Provided, rules_of
+from echo2.provisioning.controller import State, decide
 from echo2.provisioning.observation import Machine, Phase, listed, merged
 from echo2.provisioning.offers import Offer
 from echo2.provisioning.pools.pool import Handle
@@ -20,6 +22,7 @@ from echo2.simulation.loop import run_virtual
 from echo2.simulation.memory import MemoryStore
 from echo2.transport.join import JoinString
 from echo2.transport.messages import PROTOCOL_VERSION, Enrol, Heartbeat, LeaseWait, Principal, RequestLease
+from echo2.types import SnapshotKind
 from echo2.version import VERSION
 
 H = 3600.0
@@ -164,5 +167,52 @@ def test_what_machines_cost_while_the_coordinator_was_away_is_owed() -> None:
         assert again.books.state.cost_usd == pytest.approx(4.5 + 6.0)
         seen(resumed)
         assert again.books.state.cost_usd == pytest.approx(60.0), "the minimum runs from the first life"
+
+    run_virtual(main())
+
+
+def test_traffic_is_paid_for_too_at_the_rate_that_the_run_measures() -> None:
+    dear = msgspec.structs.replace(OFFER, traffic_usd_per_gb=0.5)
+
+    async def main() -> None:
+        made, run = await provided()
+        run.observe([handle()], [listed(dear, 0.0)])
+        board = made.books.scoreboard
+        board.trained(1800.0)
+        board.published(Published(Entry(desks.V0, SnapshotKind.ANCHOR, None, "r", 2_000_000_000, "d"), raw_bytes=4))
+        found = run.observe([handle()], [listed(dear, 0.0)])
+        assert found.received_gb_per_h == pytest.approx(2.0)  # one in two steps of half an hour
+        assert found.machines[0].usd_per_h == pytest.approx(3.0 + 1.0)
+        await asyncio.sleep(1 * H)
+        run.observe([handle()], [])
+        assert made.books.state.cost_usd == pytest.approx(4.0)
+
+    run_virtual(main())
+
+
+def test_what_each_machine_cost_is_known_and_a_restart_keeps_it() -> None:
+    async def main() -> None:
+        made, run = await provided()
+        seen(run, handle())
+        await asyncio.sleep(1 * H)
+        seen(run, handle(Phase.LOST))
+        costs = made.books.costs_usd(made.clock.monotonic())
+        assert costs == {"rented-1": pytest.approx(3.0)}
+        made.books.state.cost_usd = 3.5
+        made.books.resume_bill(costs)
+        assert made.books.costs_usd(made.clock.monotonic()) == {"before a restart": 0.5, "rented-1": pytest.approx(3.0)}
+        made.books.account(made.clock.monotonic())
+        assert made.books.state.cost_usd == pytest.approx(3.5)
+
+    run_virtual(main())
+
+
+def test_a_run_that_ends_says_so_and_not_that_there_are_no_offers() -> None:
+    async def main() -> None:
+        made, run = await provided()
+        made.books.request_stop("asked to")
+        found = run.observe([], [listed(OFFER, 0.0)])
+        _, (decision,) = decide(State(), found, rules_of(made.config))
+        assert "the run is ending" in decision.reason
 
     run_virtual(main())

@@ -3,11 +3,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from closed_loop import offer, rules
 from scripted_pool import ScriptedPool, ScriptedRun
 
 from echo2.provisioning.drive import DRAIN_S, STOP_TRIES, drive
+from echo2.provisioning.observation import Phase
 from echo2.provisioning.rules import Rules
 from echo2.simulation.clock import VirtualClock
 from echo2.simulation.loop import run_virtual
@@ -139,6 +141,22 @@ def test_a_stop_is_tried_again_and_what_may_still_cost_is_named() -> None:
 
     events = driven(ScriptedRun(CLOCK, pool), deaf_for_good)
     assert [line["machine"] for line in events.kinds("machine_may_still_cost")] == ["c-1"]
+
+
+def test_a_machine_that_is_lost_is_given_back_at_once() -> None:
+    """A spot machine that was taken away is stopped, not gone: its disk goes on costing."""
+    pool = ScriptedPool("one", CLOCK, offer("c", 1.0, 0.3))
+    run = ScriptedRun(CLOCK, pool)
+
+    async def script() -> None:
+        await asyncio.sleep(605.0)
+        pool.there["c-2"] = msgspec.structs.replace(pool.there["c-2"], phase=Phase.LOST)
+        await asyncio.sleep(60.0)
+        assert pool.stopped == ["c-2"]
+        await asyncio.sleep(60.0)
+        assert sorted(pool.there) == ["c-1", "c-3", "c-4", "c-5"]
+
+    driven(run, script)
 
 
 def test_starts_that_are_under_way_at_the_end_are_called_off_and_stopped() -> None:

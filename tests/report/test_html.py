@@ -35,7 +35,7 @@ def test_a_run_becomes_one_page_that_holds_everything(
 
     assert path == folder / "report.html"
     assert sorted(p.name for p in folder.iterdir() if "report" in p.name) == ["report.html"]
-    assert elements.names.count("svg") == 19
+    assert elements.names.count("svg") == 20
     for word in (
         "Staleness histogram",
         "Bubble ratio",

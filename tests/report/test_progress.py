@@ -22,11 +22,11 @@ def test_the_line_shows_step_reward_staleness_bubble_pool_and_cost(make_metrics:
         staleness_mean=1.2,
         bubble_ratio=0.04,
         mu_pool_per_s=12.1,
-        mu_min_per_s=9.84,
+        mu_target_per_s=9.84,
         cost_usd=0.02,
     )
     assert progress_line(metrics, 100) == (
-        "step  12/100  reward 0.531  staleness 1.2 (max 3)  bubble  4%  pool 12.1/s of 9.84/s  $0.0200"
+        "step  12/100  reward 0.531  staleness 1.2 (max 3)  bubble  4%  pool 12.1/s, target 9.84/s  $0.0200"
     )
 
 

@@ -147,6 +147,16 @@ def _prices(config: Config) -> Iterator[Fault]:
         yield Fault(("provisioning.gamma",), f"provisioning.gamma must be a finite number, got {gamma}; use 1.1")
 
 
+def _rehearsal(config: Config) -> Iterator[Fault]:
+    learner, engine = config.learning.learner, config.rollout.engine
+    if learner == "scripted" and engine != "scripted":
+        yield Fault(
+            ("learning.learner", "rollout.engine"),
+            f'learning.learner = "scripted" needs rollout.engine = "scripted", because its snapshots are of no model: '
+            f'got engine "{engine}"; set both, or neither',
+        )
+
+
 _CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _groups,
     _updates,
@@ -157,4 +167,5 @@ _CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _ports,
     _prices,
     _pools,
+    _rehearsal,
 )

@@ -22,6 +22,7 @@ from echo2.config.sections import (
     ModelSection,
     PoolSection,
     ProvisioningSection,
+    RehearsalSection,
     RolloutSection,
     RunSection,
     Section,
@@ -50,6 +51,7 @@ class Config(Section):
     """Where machines are activated and released; none by default."""
     eval: EvalSection = EvalSection()
     metrics: MetricsSection = MetricsSection()
+    rehearsal: RehearsalSection = RehearsalSection()
 
     @model_validator(mode="after")
     def _feasible(self) -> Self:

@@ -83,7 +83,27 @@ class StalenessSection(Section):
     """kappa: training steps between published snapshots; 0 means S - 1."""
 
 
+class RehearsalSection(Section):
+    """A run whose learner and engine only take time, over real programs, disks and lines: `learning.learner` and
+    `rollout.engine` = `scripted`. For trying pools and networks before a model is paid for."""
+
+    train_s: NonNegativeFloat = 0.0
+    """Median time of a training step of the scripted learner."""
+    train_spread: NonNegativeFloat = 0.1
+    """Log-normal sigma of that time."""
+    group_s: NonNegativeFloat = 0.0
+    """Median time in which the scripted engine generates a group."""
+    group_spread: NonNegativeFloat = 0.2
+    """Log-normal sigma of that time."""
+    snapshot_bytes: Positive = 1_000_000
+    """Size of the scripted learner's weights."""
+    changed: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of the weights that a step of the scripted learner changes."""
+
+
 class LearningSection(Section):
+    learner: Literal["torch", "scripted"] = "torch"
+    """What trains; `scripted` takes the time that `rehearsal` says and learns nothing."""
     objective: Literal["grpo", "grpo_paper"] = "grpo"
     """What a step maximises."""
     lr: PositiveFloat = 1e-6

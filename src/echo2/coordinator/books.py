@@ -8,6 +8,10 @@ Pure: time enters as a number, identifiers come from a port, prompts from a pure
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
 import msgspec
 
 from echo2.config.root import Config
@@ -23,6 +27,9 @@ from echo2.ports import EventLog, Ids
 from echo2.provisioning.ledger import Ledger
 from echo2.transport.messages import AssetFile
 from echo2.types import Policy
+
+BEFORE_RESTART = "before a restart"
+"""What was spent between a step and the end of the coordinator's life, whoever it was spent on."""
 
 
 class Books:
@@ -102,6 +109,21 @@ class Books:
         self._elapsed_until = self.state.accounted_s = now
         self.state.cost_usd = self.bill.total_usd(now)
 
+    def resume_bill(self, costs_usd: Mapping[str, float]) -> None:
+        """After a restart: who an earlier life spent on, as far as its last line said."""
+        unattributed = max(0.0, self.state.cost_usd - math.fsum(costs_usd.values()))
+        self.bill = Ledger(unattributed, ended_usd=dict(costs_usd), told_usd=self.state.cost_usd)
+
+    def costs_usd(self, now: float) -> dict[str, float]:
+        """By machine of a pool, by name of a worker that joined by itself, and ``learner``."""
+        costs: dict[str, float] = defaultdict(float)
+        for key, usd in self.bill.by_name_usd(now).items():
+            worker = self.fleet.workers.get(key)
+            costs[key if worker is None else worker.name] += usd
+        if self.bill.settled_usd > 0:
+            costs[BEFORE_RESTART] += self.bill.settled_usd
+        return {name: costs[name] for name in sorted(costs)}
+
     @property
     def over_budget(self) -> bool:
         cap = self.config.provisioning.budget_usd
@@ -121,11 +143,19 @@ class Books:
 
     def note_installs(self, now: float) -> None:
         """A worker installed, came or went: the newest publish may be complete."""
-        done = self.publishing.installed([worker.installed for worker in self.fleet.active()], now)
+        done = self.publishing.installed(self._holding(), now)
         if done is not None:
             policy, seconds = done
-            self.scoreboard.t_bcast_s = seconds
+            self.scoreboard.disseminated(seconds)
             self.events.emit("disseminated", policy=str(policy), t_bcast_s=seconds)
+
+    def start_publish(self, policy: Policy, now: float) -> None:
+        """The step that made ``policy`` ended."""
+        self.publishing.start(policy, self._holding(), now)
+
+    def _holding(self) -> dict[str, Policy | None]:
+        """Installed policies of the workers that are to generate."""
+        return {worker.worker_id: worker.installed for worker in self.fleet.active() if not worker.draining}
 
     def finish_evaluation(self) -> None:
         """Report the evaluation if it is over."""

@@ -58,7 +58,7 @@ class LearnerDesk:
             and (state.current is None or policy.incarnation > state.current.incarnation or self._due(attach.step - 1))
         )
         if publish:
-            books.publishing.start(policy, now)
+            books.start_publish(policy, now)
         books.events.emit("learner_attached", epoch=state.epoch, step=attach.step)
         return Attached(
             epoch=state.epoch,
@@ -130,7 +130,7 @@ class LearnerDesk:
         policy = Policy(state.incarnation, report.step + 1)
         publish = self._due(report.step) and self._may_publish(policy)
         if publish and policy not in state.published:
-            books.publishing.start(policy, now)
+            books.start_publish(policy, now)
         stop = report.step + 1 >= books.config.run.steps or bool(books.stop_reason)
         return StepAccepted(policy=policy, publish=publish, stop=stop), line
 
@@ -156,6 +156,7 @@ class LearnerDesk:
             workers_active=len(books.fleet.active()),
             usd_per_h=books.bill.usd_per_h,
             step_cost_usd=step_cost_usd,
+            cost_by_name_usd=books.costs_usd(now),
             t_gen_s=books.fleet.usual_lease_s(),
         )
         books.record(MetricsPut(report.step, msgspec.json.encode(line)))

@@ -18,6 +18,7 @@ from echo2.coordinator.wakeup import Wakeup
 from echo2.provisioning.controller import State
 from echo2.provisioning.ledger import Rental
 from echo2.provisioning.observation import Listing, Machine, Observation, Phase
+from echo2.provisioning.offers import Offer
 from echo2.provisioning.pools.pool import Handle
 from echo2.provisioning.rates import ESTIMATED_DELIVERIES, PRIOR_DELIVERIES, DeliveryRate
 from echo2.provisioning.rules import Rules
@@ -44,8 +45,8 @@ class Provided:
         self._books = hall.books
         self._done = done
         self._billed: set[str] = set()
-        self._estimated: set[str] = set()
-        """Offers whose throughput nobody measured."""
+        self._offers: dict[str, Offer] = {}
+        """All that was ever offered, by name."""
         self.news = Wakeup()
         """A worker went away, or the run is over."""
 
@@ -55,19 +56,22 @@ class Provided:
 
     def observe(self, handles: Sequence[Handle], listings: Sequence[Listing]) -> Observation:
         now, books = self._hall.clock.monotonic(), self._books
+        self._offers |= {listing.offer.name: listing.offer for listing in listings}
+        handles = [self._priced(handle) for handle in handles]
         self._bill(handles, now)
-        self._estimated = {listing.offer.name for listing in listings if listing.offer.estimated}
         books.account(now)
         scoreboard = books.scoreboard
         return Observation(
             now_s=now,
             t_train_s=scoreboard.profiled_t_train_s,
-            t_bcast_s=scoreboard.t_bcast_s,
+            t_bcast_s=scoreboard.usual_t_bcast_s,
             t_gen_s=books.fleet.usual_lease_s(),
             machines=(*(handle.machine() for handle in handles), *self._workers(now)),
-            listings=() if books.stop_reason else tuple(listings),  # nothing is begun any more
+            listings=tuple(listings),
             spent_usd=books.state.cost_usd,
             learner_usd_per_h=books.config.provisioning.learner_usd_per_h,
+            received_gb_per_h=books.scoreboard.received_gb_per_h,
+            ending=bool(books.stop_reason),
         )
 
     def remember(self, state: State) -> None:
@@ -128,11 +132,23 @@ class Provided:
         self._books.fleet.offered = {
             name: DeliveryRate(
                 prior_per_s=start.expected_per_s,
-                prior_deliveries=ESTIMATED_DELIVERIES if start.offer in self._estimated else PRIOR_DELIVERIES,
+                prior_deliveries=ESTIMATED_DELIVERIES if self._is_estimated(start.offer) else PRIOR_DELIVERIES,
                 rows_per_delivery=rows,
             )
             for name, start in state.roster.starts.items()
         }
+
+    def _is_estimated(self, offer: str) -> bool:
+        """Nobody measured its throughput."""
+        return offer in self._offers and self._offers[offer].estimated
+
+    def _priced(self, handle: Handle) -> Handle:
+        """With the price of its traffic, which pools do not know."""
+        offer = self._offers.get(handle.offer)
+        if offer is None or not offer.traffic_usd_per_gb:
+            return handle
+        traffic_usd_per_h = offer.traffic_usd_per_gb * self._books.scoreboard.received_gb_per_h
+        return msgspec.structs.replace(handle, usd_per_h=handle.usd_per_h + traffic_usd_per_h)
 
     def _bill(self, handles: Sequence[Handle], now: float) -> None:
         books = self._books

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from echo2.broadcast.shelf import Published
 from echo2.config.root import Config
@@ -15,11 +16,26 @@ from echo2.coordinator.history import RunState
 from echo2.data.buffer import Buffer
 from echo2.data.groups import Row
 from echo2.metrics import StepMetrics, Traffic
-from echo2.provisioning import capacity
+from echo2.provisioning import capacity, demand
+from echo2.provisioning.demand import Cadence, Times
+from echo2.provisioning.offers import received_gb_per_h
 from echo2.types import RowState
 
 STEPS_IN_MEDIAN = 5
 """T_train is the median of so many steps (paper §5.1)."""
+PUBLISHES_IN_MEDIAN = 5
+"""One slow publish (a whole snapshot, a worker that stalls) asks for no more machines."""
+
+
+class Required(NamedTuple):
+    """Trajectories per second."""
+
+    paper_per_s: float | None = None
+    """Equation (2)."""
+    overlapped_per_s: float | None = None
+    """Equation (2′)."""
+    target_per_s: float | None = None
+    """gamma times the chosen rule's."""
 
 
 class Scoreboard:
@@ -30,10 +46,11 @@ class Scoreboard:
         """Its first T_train is of an earlier life, and a median already."""
         self._judged: list[tuple[str, float]] = []
         """(task, reward) of rows judged since the last line."""
-        self.t_bcast_s: float | None = None
+        self._bcast_times: deque[float] = deque(maxlen=PUBLISHES_IN_MEDIAN)
+        self._cadence = Cadence(config.staleness_budget, config.publish_period)
         self.snapshot_bytes = 0
         self.traffic = Traffic()
-        self._publish_bytes = 0
+        self._publish_sizes: deque[int] = deque(maxlen=PUBLISHES_IN_MEDIAN)
         self._changed_share: float | None = None
         self._eval: tuple[int, float] | None = None
 
@@ -41,14 +58,15 @@ class Scoreboard:
         """Go on from the line an earlier life wrote last: its times hold until they are measured again."""
         self._train_times.append(last.t_train_s)
         self._is_resumed = True
-        self.t_bcast_s = last.t_bcast_s
+        if last.t_bcast_s is not None:
+            self._bcast_times.append(last.t_bcast_s)
         self.snapshot_bytes = last.snapshot_bytes
-        self._publish_bytes = last.publish_bytes
+        self._publish_sizes.append(last.publish_bytes)
         self._changed_share = last.changed_share
 
     def published(self, published: Published) -> None:
         self.snapshot_bytes = published.raw_bytes
-        self._publish_bytes = published.entry.size_bytes
+        self._publish_sizes.append(published.entry.size_bytes)
         self._changed_share = published.changed_share
 
     def judged(self, task: str, rewards: Sequence[float]) -> None:
@@ -60,6 +78,19 @@ class Scoreboard:
     def trained(self, t_train_s: float) -> None:
         self._train_times.append(t_train_s)
 
+    def disseminated(self, t_bcast_s: float) -> None:
+        self._bcast_times.append(t_bcast_s)
+
+    @property
+    def t_bcast_s(self) -> float | None:
+        """Of the newest publish that arrived."""
+        return self._bcast_times[-1] if self._bcast_times else None
+
+    @property
+    def usual_t_bcast_s(self) -> float | None:
+        """What is planned by. Of two, the shorter: the first publish is a whole snapshot, those after it are deltas."""
+        return statistics.median_low(self._bcast_times) if self._bcast_times else None
+
     @property
     def t_train_s(self) -> float | None:
         return statistics.median(self._train_times) if self._train_times else None
@@ -70,52 +101,52 @@ class Scoreboard:
         known = self._is_resumed or len(self._train_times) >= STEPS_IN_MEDIAN
         return self.t_train_s if known else None
 
-    def bound_tight(self) -> float | None:
-        """Equation (12) at the measured times."""
+    @property
+    def received_gb_per_h(self) -> float:
+        """What a worker receives, by the last publishes; 0 until T_train is known."""
+        if not self.t_train_s or not self._publish_sizes:
+            return 0.0
+        return received_gb_per_h(
+            bytes_per_publish=statistics.fmean(self._publish_sizes),
+            t_train_s=self.t_train_s,
+            publish_period=self.config.publish_period,
+        )
+
+    def _times(self, t_gen_s: float | None) -> Times | None:
         if not self.t_train_s or self.t_bcast_s is None:
             return None
+        return Times(
+            t_train_s=self.t_train_s,
+            t_bcast_s=self.usual_t_bcast_s or 0.0,
+            t_gen_s=t_gen_s or 0.0,
+            rollouts_per_step=self.config.rollout.rollouts_per_step,
+        )
+
+    def bound_tight(self) -> float | None:
+        """Equation (12) at the measured times."""
+        times = self._times(None)
+        if times is None:
+            return None
         return capacity.staleness_bound_tight(
-            t_train_s=self.t_train_s, t_bcast_s=self.t_bcast_s, publish_period=self.config.publish_period
+            t_train_s=times.t_train_s, t_bcast_s=times.t_bcast_s, publish_period=self.config.publish_period
         )
 
     def _bound(self, mu_pool_per_s: float) -> float | None:
-        if not self.t_train_s or self.t_bcast_s is None or mu_pool_per_s <= 0:
+        times = self._times(None)
+        if times is None or mu_pool_per_s <= 0:
             return None
-        return capacity.staleness_bound(
-            t_train_s=self.t_train_s,
-            t_bcast_s=self.t_bcast_s,
-            publish_period=self.config.publish_period,
-            rollouts_per_step=self.config.rollout.rollouts_per_step,
-            mu_pool_per_s=mu_pool_per_s,
-        )
+        return demand.staleness_bounds(times, self._cadence, mu_pool_per_s)[0]
 
-    def _mu_min(self) -> float | None:
-        if not self.t_train_s or self.t_bcast_s is None:
-            return None
-        try:
-            return capacity.mu_min(
-                t_train_s=self.t_train_s,
-                t_bcast_s=self.t_bcast_s,
-                publish_period=self.config.publish_period,
-                rollouts_per_step=self.config.rollout.rollouts_per_step,
-            )
-        except capacity.Infeasible:
-            return None
-
-    def _mu_min_overlapped(self, t_gen_s: float | None) -> float | None:
-        if not self.t_train_s or self.t_bcast_s is None or t_gen_s is None:
-            return None
-        try:
-            return capacity.mu_min_overlapped(
-                t_train_s=self.t_train_s,
-                t_bcast_s=self.t_bcast_s,
-                t_gen_s=t_gen_s,
-                staleness_budget=self.config.staleness_budget,
-                publish_period=self.config.publish_period,
-                rollouts_per_step=self.config.rollout.rollouts_per_step,
-            )
-        except capacity.Infeasible:
-            return None
+    def required(self, t_gen_s: float | None) -> Required:
+        """By both rules, and the target; None where not known yet, and where no pool would be enough."""
+        times = self._times(t_gen_s)
+        if times is None:
+            return Required()
+        paper = _feasible(lambda: demand.paper_rate(times, self._cadence))
+        overlapped = _feasible(lambda: demand.overlapped_rate(times, self._cadence)) if t_gen_s is not None else None
+        provisioning = self.config.provisioning
+        chosen = paper if provisioning.rule == "paper" else overlapped
+        return Required(paper, overlapped, None if chosen is None else provisioning.gamma * chosen)
 
     def line(
         self,
@@ -131,6 +162,7 @@ class Scoreboard:
         workers_active: int,
         usd_per_h: float,
         step_cost_usd: float,
+        cost_by_name_usd: dict[str, float],
         t_gen_s: float | None,
     ) -> StepMetrics:
         """The line of a step just reported; starts the next one."""
@@ -140,7 +172,7 @@ class Scoreboard:
         judged, self._judged = self._judged or of_batch, []
         evaluated, self._eval = self._eval, None
         staleness = [step - row.policy.version for row in rows]
-        counts = buffer.counts
+        counts, required = buffer.counts, self.required(t_gen_s)
         return StepMetrics(
             step=step,
             policy_incarnation=state.incarnation,
@@ -160,8 +192,9 @@ class Scoreboard:
             t_train_s=t_train_s,
             t_bcast_s=self.t_bcast_s,
             mu_pool_per_s=mu_pool_per_s,
-            mu_min_per_s=self._mu_min(),
-            mu_min_overlapped_per_s=self._mu_min_overlapped(t_gen_s),
+            mu_min_per_s=required.paper_per_s,
+            mu_min_overlapped_per_s=required.overlapped_per_s,
+            mu_target_per_s=required.target_per_s,
             workers_active=workers_active,
             generated=buffer.generated,
             trained=counts[RowState.TRAINED],
@@ -178,8 +211,9 @@ class Scoreboard:
             cost_usd=state.cost_usd,
             usd_per_h=usd_per_h,
             step_cost_usd=step_cost_usd,
+            cost_by_name_usd=cost_by_name_usd,
             snapshot_bytes=self.snapshot_bytes,
-            publish_bytes=self._publish_bytes,
+            publish_bytes=self._publish_sizes[-1] if self._publish_sizes else 0,
             delta_share=state.deltas / state.publishes if state.publishes else None,
             changed_share=self._changed_share,
             t_bcast_predicted_s=self.traffic.predicted_s,
@@ -191,6 +225,13 @@ class Scoreboard:
             eval_version=evaluated[0] if evaluated else None,
             eval_reward=evaluated[1] if evaluated else None,
         )
+
+
+def _feasible(rate: Callable[[], float]) -> float | None:
+    try:
+        return rate()
+    except capacity.Infeasible:
+        return None
 
 
 def _mean_by_task(judged: Sequence[tuple[str, float]]) -> dict[str, float]:

@@ -19,6 +19,8 @@ def run_status(
 ) -> RunStatus:
     """Everything ``echo2 status`` shows."""
     counts = {state.value: books.buffer.counts[state] for state in RowState}
+    costs = books.bill.by_name_usd(now)
+    prices = {name: rental.usd_per_h for name, rental in books.bill.rentals.items()}
     workers = tuple(
         {
             "id": worker.worker_id,
@@ -28,7 +30,8 @@ def run_status(
             "state": worker.state,
             "rate_per_s": worker.rate.rate_per_s(now),
             "rows": worker.rows_delivered,
-            "usd_per_h": worker.usd_per_h,
+            "usd_per_h": prices.get(worker.machine_id or worker.worker_id, worker.usd_per_h),
+            "cost_usd": costs.get(worker.machine_id or worker.worker_id, 0.0),
             "last_seen_s": now - worker.last_seen_s,
             "leases": len(books.fleet.leases_of(worker.worker_id)),
             "spooled_groups": worker.spooled_groups,

@@ -25,6 +25,7 @@ from echo2.data.registry import load_tasks
 from echo2.errors import ConfigError, Fenced
 from echo2.learner.packer import DiskPacker
 from echo2.learner.program import LearnerOptions, LearnerProgram
+from echo2.learner.scripted import ScriptedLearner
 from echo2.ports import EventLog
 from echo2.run.folder import RunFolder
 from echo2.shell import ConsoleEvents, SystemClock, run_program
@@ -88,7 +89,7 @@ class LearnerLife:
         config = self._config
         enrolled = await enrol_patiently(transport, "learner", self._clock, self._events, Random(self._seed))
         self._events.emit("opening", model=config.model.path)
-        learner, assets = await asyncio.to_thread(_open, config, self._folder.root, enrolled.run_id)
+        learner, assets = await asyncio.to_thread(_open, config, self._folder, enrolled.run_id)
         self._events.emit("opened", step=learner.step)
         options = LearnerOptions(
             run_id=enrolled.run_id,
@@ -103,7 +104,15 @@ class LearnerLife:
         return self._program
 
 
-def _open(config: Config, root: Path, run_id: str) -> tuple[TorchLearner, dict[AssetFile, Path]]:
+def _open(
+    config: Config, folder: RunFolder, run_id: str
+) -> tuple[TorchLearner | ScriptedLearner, dict[AssetFile, Path]]:
+    if config.learning.learner == "scripted":
+        return ScriptedLearner.open(config, folder, run_id), {}
+    return _open_torch(config, folder.root, run_id)
+
+
+def _open_torch(config: Config, root: Path, run_id: str) -> tuple[TorchLearner, dict[AssetFile, Path]]:
     from echo2.learning.learner import TorchLearner
     from echo2.learning.pretrained import asset_paths, resolve_model
 
@@ -117,6 +126,8 @@ def _open(config: Config, root: Path, run_id: str) -> tuple[TorchLearner, dict[A
 
 def _find_changes(config: Config) -> FindChanges:
     """Beside a GPU that trains, the GPU compares: the host's memory is slower, and its cores have other work."""
+    if config.learning.learner == "scripted":
+        return encode_changes
     from echo2.learning.policy_model import pick_device
 
     device = pick_device(config.learning.device)

@@ -23,7 +23,6 @@ from echo2.learning.objectives import ObjectiveSettings, find_objective
 from echo2.learning.opening import (
     CHECKPOINT_FOLDER,
     config_digest,
-    discard_snapshots,
     install,
     make_version_0,
     policy_model,
@@ -38,6 +37,7 @@ from echo2.learning.warm_start import GoldBatches
 from echo2.learning.weights import as_snapshot, stored_tensors
 from echo2.ports import Frozen
 from echo2.transport.messages import BatchReply
+from echo2.transport.partial import discard_older
 from echo2.types import Policy
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class TorchLearner:
         return await asyncio.to_thread(write), folder
 
     async def discard_snapshots(self, keep: int) -> None:
-        await asyncio.to_thread(discard_snapshots, self._snapshots, keep)
+        await asyncio.to_thread(discard_older, self._snapshots, keep)
 
     def _save(self, held: FrozenState) -> None:
         checkpoint.save(self._checkpoints, held.state, held.weights, held.optimizer)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from echo2.config.root import Config
-from echo2.durable import ASIDE, remove_folder, sync_folder
+from echo2.durable import ASIDE, sync_folder
 from echo2.errors import IntegrityError, UserError
 from echo2.learning.checkpoint import write_safetensors
 from echo2.learning.policy_model import PolicyModel, load_causal_lm
@@ -100,19 +100,6 @@ def install(policy: PolicyModel, weights: Mapping[str, Tensor], origin: str) -> 
 def config_digest(config: Config) -> str:
     """Of what training depends on."""
     return blake3((config.model.model_dump_json() + config.learning.model_dump_json()).encode()).hexdigest()
-
-
-def discard_snapshots(folder: Path, keep: int) -> None:
-    """Remove snapshot folders ``INCARNATION.VERSION`` but the newest ``keep``."""
-    if not folder.is_dir():
-        return
-    policies = []
-    for path in folder.iterdir():
-        incarnation, dot, version = path.name.partition(".")
-        if dot and incarnation.isdecimal() and version.isdecimal():
-            policies.append((int(incarnation), int(version), path))
-    for _, _, path in sorted(policies)[: max(0, len(policies) - keep)]:
-        remove_folder(path)
 
 
 def _read_initial(path: Path) -> dict[str, Tensor]:

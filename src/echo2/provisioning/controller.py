@@ -96,9 +96,10 @@ class State(msgspec.Struct, frozen=True):
 def decide(state: State, seen: Observation, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
     """What to do now. May be called more often than once in a decision period, for instance when a machine is lost."""
     seen = msgspec.structs.replace(seen, machines=merged(seen.machines))
+    rules = rules.with_traffic(seen.received_gb_per_h)
     state, happened = _look(state, seen, rules)
     stopped, state = _give_up(state, seen, happened, rules)
-    if state.ending:
+    if state.ending or seen.ending:
         return state, (*stopped, Keep("the run is ending: nothing is activated any more"))
     offers = open_offers(seen, state.roster, state.tariff, state.learned, rules)
     view = view_of(seen, state.roster, offers, expected_of(seen, state.learned))

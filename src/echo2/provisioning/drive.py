@@ -11,6 +11,7 @@ Loops, all in one task group:
               produce decisions, lines of ``events.jsonl``, and the tasks below
     start     (one task per ordered machine) consumes an order; waits at most ``Rules.start_s`` for the pool; produces a
               handle, or a machine that failed
+    give back (one task per machine) consumes a machine that is lost; produces a stopped one
     release   (one task per machine) consumes a release; waits at most ``DRAIN_S`` for the worker to leave; produces a
               stopped machine
 """
@@ -112,6 +113,11 @@ class _Shell:
         seen = self.run.observe((*handles, *self._failed.values()), listings)
         self.state, decisions = decide(self.state, seen, self.rules)
         self.run.remember(self.state)
+        for handle in handles:
+            if handle.phase in (Phase.LOST, Phase.FAILED) and handle.machine_id not in self._releasing:
+                # Gone for the run is not gone for the provider: a stopped machine's disk may go on costing.
+                self._releasing.add(handle.machine_id)
+                group.create_task(self._stop(handle.machine_id), name=f"give back {handle.machine_id}")
         for decision in decisions:
             self._tell(decision)
             self._begin(decision, group)

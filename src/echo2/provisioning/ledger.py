@@ -89,7 +89,7 @@ class Ledger(msgspec.Struct, frozen=True):
         return math.fsum((self.settled_usd, *self.ended_usd.values(), *running))
 
     def by_name_usd(self, now_s: float) -> dict[str, float]:
-        """What each machine has cost in this life of the ledger, in order of names."""
+        """What each machine has cost, ``settled_usd`` left out, in order of names."""
         names = sorted({*self.ended_usd, *self.rentals})
         costs = {}
         for name in names:

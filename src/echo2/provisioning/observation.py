@@ -92,6 +92,10 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     listings: tuple[Listing, ...] = ()
     spent_usd: float = 0.0
     """By the ledger, learner included."""
+    received_gb_per_h: float = 0.0
+    """What a worker receives: a seller's traffic price counts so many times."""
+    ending: bool = False
+    """The run ends: whatever is missing, nothing is begun any more."""
     learner_usd_per_h: float = 0.0
 
 

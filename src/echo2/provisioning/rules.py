@@ -13,11 +13,10 @@ from typing import Literal
 import msgspec
 
 from echo2.errors import UserError
-from echo2.provisioning import capacity
+from echo2.provisioning.demand import Cadence, Demand, Rule, Times
 from echo2.provisioning.observation import Observation
 from echo2.provisioning.offers import Terms
 
-Rule = Literal["overlapped", "paper"]
 Policy = Literal["cheapest", "exact", "random"]
 
 
@@ -72,6 +71,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         _hold(0 < self.saving < 1, f"the saving must be a share between 0 and 1, got {self.saving:g}")
         _hold(self.first_machines >= 0, f"first_machines must be at least 0, got {self.first_machines}")
 
+    def with_traffic(self, received_gb_per_h: float) -> Rules:
+        """The same where a worker receives so much."""
+        return msgspec.structs.replace(self, terms=Terms(received_gb_per_h, self.terms.rental_h))
+
 
 class Requirement(msgspec.Struct, frozen=True):
     """Trajectories per second that the pool must deliver."""
@@ -93,24 +96,15 @@ def requirement(seen: Observation, rules: Rules) -> Requirement | None:
     """
     if seen.t_train_s is None:
         return None
-    t_bcast_s, t_gen_s = seen.t_bcast_s or 0.0, seen.t_gen_s or 0.0
-    if rules.rule == "paper":
-        least = capacity.mu_min(
-            t_train_s=seen.t_train_s,
-            t_bcast_s=t_bcast_s,
-            publish_period=rules.publish_period,
-            rollouts_per_step=rules.rollouts_per_step,
-        )
-    else:
-        least = capacity.mu_min_overlapped(
-            t_train_s=seen.t_train_s,
-            t_bcast_s=t_bcast_s,
-            t_gen_s=t_gen_s,
-            staleness_budget=rules.staleness_budget,
-            publish_period=rules.publish_period,
-            rollouts_per_step=rules.rollouts_per_step,
-        )
-    bcast = "not measured yet" if seen.t_bcast_s is None else f"{t_bcast_s:.3g} s"
+    times = Times(
+        t_train_s=seen.t_train_s,
+        t_bcast_s=seen.t_bcast_s or 0.0,
+        t_gen_s=seen.t_gen_s or 0.0,
+        rollouts_per_step=rules.rollouts_per_step,
+    )
+    demand = Demand(times=times, rule=rules.rule, gamma=rules.gamma)
+    least = demand.required_per_s(Cadence(rules.staleness_budget, rules.publish_period))
+    bcast = "not measured yet" if seen.t_bcast_s is None else f"{times.t_bcast_s:.3g} s"
     because = (
         f"the target is {rules.gamma:g} x {least:.3g} = {rules.gamma * least:.3g} trajectories/s "
         f"({rules.rule} rule, T_train {seen.t_train_s:.3g} s, T_bcast {bcast})"

@@ -59,6 +59,7 @@ def charts(lines: Lines, evals: Sequence[EvalRecord], staleness_budget: int | No
         _times(lines),
         _pool(lines),
         _cost(lines),
+        _step_cost(lines),
         _buffer(lines),
         _losses(lines),
         _length(lines),
@@ -175,10 +176,14 @@ def _times(lines: Lines) -> Chart:
 def _pool(lines: Lines) -> Chart:
     def paint(axes: Axes) -> None:
         _line(axes, lines, lambda m: m.mu_pool_per_s, color=SERIES[0], label="pool")
-        _line(axes, lines, lambda m: m.mu_min_per_s, color=SERIES[1], linestyle="--", label="required (2)")
+        _line(axes, lines, lambda m: m.mu_target_per_s, color=SERIES[1], label="target")
+        _line(axes, lines, lambda m: m.mu_min_per_s, color=SERIES[1], linestyle="--", label="required by (2)")
         axes.set_ylim(bottom=0)
 
-    caption = "What the active workers deliver against what equation (2) asks for, at the measured times."
+    caption = (
+        "What the active workers deliver against the target, gamma times what the capacity rule asks for at the "
+        "measured times; dashed: what equation (2) asks for, which counts dissemination as lost time."
+    )
     return Chart("Pool rate", caption, draw(paint, unit="trajectories/s"))
 
 
@@ -188,6 +193,15 @@ def _cost(lines: Lines) -> Chart:
         axes.set_ylim(bottom=0)
 
     return Chart("Cost", "Price times time of the learner and of every worker.", draw(paint, unit="USD, cumulative"))
+
+
+def _step_cost(lines: Lines) -> Chart:
+    def paint(axes: Axes) -> None:
+        _line(axes, lines, lambda m: m.step_cost_usd, color=SERIES[2])
+        axes.set_ylim(bottom=0)
+
+    caption = "What was spent between the end of the step before and the end of this one."
+    return Chart("Cost of a step", caption, draw(paint, unit="USD"))
 
 
 def _buffer(lines: Lines) -> Chart:

@@ -24,6 +24,7 @@ from echo2.report.progress import duration, usd
 from echo2.transport.messages import RunStatus
 
 EVENTS_SHOWN = 200
+MACHINES_SHOWN = 20
 EVENT_CHARACTERS = 400
 """Of one event's fields."""
 
@@ -68,7 +69,11 @@ def render_report(run: RunFolder, status: RunStatus | None = None) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["visible"] = visible
-    tables = [_summary_table(run), *([_workers_table(status.workers)] if status and status.workers else [])]
+    tables = [
+        _summary_table(run),
+        _cost_table(run.metrics),
+        *([_workers_table(status.workers)] if status and status.workers else []),
+    ]
     return environment.get_template("report.html.j2").render(
         run=run,
         subtitle=_subtitle(run),
@@ -190,7 +195,7 @@ def megabytes(count: int) -> str:
 
 
 def _workers_table(workers: Iterable[Mapping[str, Any]]) -> Table:
-    head = ("worker", "installed", "state", "trajectories", "per second", "USD/h", "last heard")
+    head = ("worker", "installed", "state", "trajectories", "per second", "USD/h", "cost", "last heard")
     rows = [
         (
             visible(str(row.get("name") or row.get("id", ""))),
@@ -199,11 +204,27 @@ def _workers_table(workers: Iterable[Mapping[str, Any]]) -> Table:
             f"{int(row.get('rows') or 0):,}",
             f"{float(row.get('rate_per_s') or 0.0):.3g}",
             f"{float(row.get('usd_per_h') or 0.0):.3g}",
+            usd(float(row.get("cost_usd") or 0.0)),
             f"{float(row.get('last_seen_s') or 0.0):.0f} s ago",
         )
         for row in workers
     ]
     return Table("Workers", head, rows)
+
+
+def _cost_table(lines: Sequence[StepMetrics]) -> Table:
+    """Who the money went to, the dearest first."""
+    costs = lines[-1].cost_by_name_usd if lines else {}
+    total = sum(costs.values())
+    if not total:
+        return Table("Cost", (), ())
+    dearest = sorted(costs.items(), key=lambda item: (-item[1], item[0]))
+    shown, rest = dearest[:MACHINES_SHOWN], dearest[MACHINES_SHOWN:]
+    if rest:
+        shown = [*shown, (f"{len(rest)} others", sum(cost for _, cost in rest))]
+    return Table(
+        "Cost", ("machine", "USD", "share"), [(visible(n), usd(cost), f"{cost / total:.1%}") for n, cost in shown]
+    )
 
 
 def _event_row(event: Mapping[str, Any]) -> EventRow:

@@ -86,14 +86,14 @@ class Progress:
 def progress_line(metrics: StepMetrics, steps: int) -> str:
     """One step in one line.
 
-    Example: ``step  12/100  reward 0.531  staleness 1.2 (max 3)  bubble  4%  pool 12.1/s of 9.8/s  $0.02``.
+    Example: ``step  12/100  reward 0.531  staleness 1.2 (max 3)  bubble  4%  pool 12.1/s, target 10.8/s  $0.02``.
     """
     width = len(str(steps))
-    required = "" if metrics.mu_min_per_s is None else f" of {rate(metrics.mu_min_per_s)}/s"
+    target = "" if metrics.mu_target_per_s is None else f", target {rate(metrics.mu_target_per_s)}/s"
     return (
         f"step {metrics.step + 1:{width}d}/{steps}  reward {metrics.reward_mean:.3f}  "
         f"staleness {metrics.staleness_mean:.1f} (max {metrics.staleness_max})  bubble {metrics.bubble_ratio:3.0%}  "
-        f"pool {rate(metrics.mu_pool_per_s)}/s{required}  {usd(metrics.cost_usd)}"
+        f"pool {rate(metrics.mu_pool_per_s)}/s{target}  {usd(metrics.cost_usd)}"
     )
 
 

@@ -30,6 +30,7 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
     ("t_train_s", "train_step_seconds", "T_train of the last step"),
     ("t_bcast_s", "broadcast_seconds", "T_bcast of the newest completed publish"),
     ("mu_pool_per_s", "pool_trajectories_per_second", "Delivered rate of the active workers"),
+    ("mu_target_per_s", "target_trajectories_per_second", "gamma times the chosen rule's required rate"),
     ("mu_min_per_s", "required_trajectories_per_second", "Required rate, equation (2)"),
     ("length_mean", "reply_tokens", "Mean sampled tokens per trajectory of the last batch"),
     ("truncated_share", "truncated_ratio", "Share of the last batch cut at the token limit"),

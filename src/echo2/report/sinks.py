@@ -210,7 +210,7 @@ _SECTION_OF = {
     "time": (
         "bubble_ratio", "idle_s", "t_train_s", "t_bcast_s", "t_bcast_predicted_s", "t_bcast_bound_s", "elapsed_s",
     ),
-    "pool": ("mu_pool_per_s", "mu_min_per_s", "workers_active"),
+    "pool": ("mu_pool_per_s", "mu_target_per_s", "mu_min_per_s", "workers_active"),
     "rows": ("generated", "trained", "expired", "refused", "buffered", "failed", "unattributed"),
     "groups": ("groups_dropped", "zero_variance_groups"),
     "length": ("length_mean", "truncated_share"),

@@ -23,6 +23,7 @@ from echo2.errors import UserError
 FIXED_KEYS = (
     "run.name", "run.seed", "run.mode", "model.path", "model.snapshot_dtype", "model.warm_start_steps",
     "model.warm_start_lr", "tasks", "rollout.group_size", "rollout.rollouts_per_step", "rollout.engine",
+    "learning.learner", "rehearsal.snapshot_bytes", "rehearsal.changed",
 )  # fmt: skip
 """A resumed run keeps these: the rows in its buffer, its prompts and its weights depend on them."""
 

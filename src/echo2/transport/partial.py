@@ -14,6 +14,7 @@ from typing import Protocol
 
 from blake3 import blake3
 
+from echo2.durable import remove_folder
 from echo2.errors import Malformed
 from echo2.types import Policy
 
@@ -66,6 +67,19 @@ def folder_name(policy: Policy) -> str:
     if type(incarnation) is not int or type(version) is not int or incarnation < 0 or version < 0:
         raise Malformed(f"a policy is two integers from 0, got {incarnation!r} and {version!r}")
     return f"{incarnation}.{version}"
+
+
+def discard_older(folder: Path, keep: int) -> None:
+    """Remove the snapshot folders in ``folder`` but those of the newest ``keep`` policies."""
+    if not folder.is_dir():
+        return
+    policies = []
+    for path in folder.iterdir():
+        incarnation, dot, version = path.name.partition(".")
+        if dot and incarnation.isdecimal() and version.isdecimal():
+            policies.append((int(incarnation), int(version), path))
+    for _, _, path in sorted(policies)[: max(0, len(policies) - keep)]:
+        remove_folder(path)
 
 
 def is_root(text: str) -> bool:

@@ -22,6 +22,7 @@ from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.registry import load_tasks
 from echo2.data.template_chat import TemplateChat
 from echo2.errors import DiskFull, Echo2Error, IntegrityError, Refused, TransportError, Unauthorised
+from echo2.pace import Pace
 from echo2.ports import EventLog, SnapshotSource
 from echo2.rollout.engines import build_engine
 from echo2.shell import ConsoleEvents, SystemClock, run_program
@@ -118,6 +119,7 @@ class WorkerLife:
             device=config.workers.device if self._device is None else self._device,
             threads=config.workers.threads if self._threads is None else self._threads,
             dtype=config.model.snapshot_dtype,
+            pace=Pace(config.rehearsal.group_s, config.rehearsal.group_spread),
         )  # fmt: skip
         opened.push_async_callback(engine.close)
         options = WorkerOptions(

@@ -8,19 +8,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from echo2.errors import ConfigError, UserError
+from echo2.pace import Pace, working_sleep
 from echo2.rollout.engine import Engine
 
 
-def build_engine(kind: str, model_dir: Path | None, *, device: str, threads: int, dtype: str) -> Engine:
+def build_engine(
+    kind: str,
+    model_dir: Path | None,
+    *,
+    device: str,
+    threads: int,
+    dtype: str,
+    pace: Pace = Pace(),  # noqa: B008
+) -> Engine:
     """The engine named ``kind``, with nothing installed yet.
 
     model_dir: configuration of the model (its weights come as snapshots); the scripted engine needs none.
     threads: CPU threads, 0 for the library's choice. dtype: element type of the run's snapshots, ``bfloat16`` ….
+    pace: time that the scripted engine takes for a group.
     """
     if kind == "scripted":
         from echo2.rollout.engines.scripted import ScriptedEngine
 
-        return ScriptedEngine()
+        return ScriptedEngine(duration=lambda prompt_tokens, n, random: pace.draw_s(random), sleep=working_sleep)
     if kind != "transformers":
         raise ConfigError(f"rollout.engine must be transformers or scripted, got {kind!r}")
     if model_dir is None:
