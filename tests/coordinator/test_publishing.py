@@ -14,7 +14,7 @@ OLD, NEW = Policy(0, 2), Policy(0, 4)
 
 def publishing(active: Holding) -> Publishing:
     made = Publishing(gamma=1.1)
-    made.start(NEW, active, 10.0)
+    made.start(NEW, {name: 1.0 for name, held in active.items() if held is not None}, 10.0)
     made.visible(NEW, 12.0)
     return made
 
@@ -32,6 +32,22 @@ def test_who_joins_during_a_publish_does_not_make_it_look_slow() -> None:
     made = publishing({"w0": OLD, "starting": None})
     assert made.installed({"w0": OLD, "starting": None, "joined": None}, 13.0) is None
     assert made.installed({"w0": NEW, "starting": None, "joined": None}, 14.0) == (NEW, 4.0)
+
+
+def test_who_hardly_delivers_keeps_nobody_waiting() -> None:
+    made = Publishing(gamma=1.1)
+    made.start(NEW, {"w0": 4.0, "w1": 4.0, "slow": 0.5}, 10.0)
+    made.visible(NEW, 12.0)
+    assert made.installed({"w0": NEW, "w1": OLD, "slow": NEW}, 13.0) is None
+    assert made.installed({"w0": NEW, "w1": NEW, "slow": OLD}, 14.0) == (NEW, 4.0)
+
+
+def test_while_nobody_has_delivered_all_count_the_same() -> None:
+    made = Publishing(gamma=1.1)
+    made.start(NEW, {"w0": 0.0, "w1": 0.0}, 10.0)
+    made.visible(NEW, 12.0)
+    assert made.installed({"w0": NEW, "w1": OLD}, 13.0) is None
+    assert made.installed({"w0": NEW, "w1": NEW}, 14.0) == (NEW, 4.0)
 
 
 def test_who_leaves_during_a_publish_is_not_waited_for() -> None:

@@ -17,7 +17,7 @@ from echo2.provisioning.decisions import Activate, Decision, End, Keep, Release,
 from echo2.provisioning.observation import Listing, Machine, Observation, Phase, Price, listed, merged
 from echo2.provisioning.offers import Offer
 from echo2.provisioning.rates import Estimate, stated
-from echo2.provisioning.rules import Rules
+from echo2.provisioning.rules import Rules, requirement
 
 TARGET = 1.1
 
@@ -51,6 +51,8 @@ def released(decisions: list[Decision]) -> list[str]:
 
 
 PERIODS = [60.0 * number for number in range(1, 10)]
+FILLED = State(judged_s=0.0)
+"""A target was known before."""
 
 
 # ---- shortage -------------------------------------------------------------------------------------------------------
@@ -66,21 +68,42 @@ def test_an_empty_pool_is_filled_at_once_cheapest_first() -> None:
 def test_a_shortage_is_acted_on_when_it_lasted_and_once() -> None:
     pool, offers = [machine("w-1", 0.5), machine("w-2", 0.5)], [offer("cheap", 0.5, 0.3)]
     seen = [saw(now_s, pool, offers) for now_s in PERIODS]
-    _, early = looks(State(), seen[:2], rules())
-    _, decided = looks(State(), seen, rules())
+    _, early = looks(FILLED, seen[:2], rules())
+    _, decided = looks(FILLED, seen, rules())
     assert early == []
     assert ordered(decided) == {"cheap": 1}
     assert "short of the target by 0.1 trajectories/s for 3 decision periods" in decided[0].reason
 
 
+def test_the_first_target_is_filled_at_once_and_the_next_shortage_must_last() -> None:
+    pool, offers = [machine("w-1", 0.5)], [offer("cheap", 0.5, 0.3)]
+    profiling = saw(60.0, pool, offers, t_train_s=None)
+    state, decided = looks(State(), [profiling, profiling, saw(120.0, pool, offers)], rules())
+    assert (ordered(decided), "for the first time" in decided[0].reason) == ({"cheap": 2}, True)
+    more = [machine("w-1", 0.5), machine("cheap-1", 0.3), machine("cheap-2", 0.3)]
+    assert looks(state, [saw(400.0, more, offers, t_train_s=50.0)], rules())[1] == []
+
+
+def test_where_times_use_up_the_staleness_budget_no_crowd_is_rented_for_the_last_bit() -> None:
+    """(2′) asks for any number near its edge: of two steps of 100 s, 199 s pass until a fresh group is there."""
+    tight = {"staleness_budget": 3, "publish_period": 2}
+    need = requirement(saw(60.0, [], t_bcast_s=150.0, t_gen_s=49.0), rules(**tight))
+    assert need is not None
+    assert need.mu_min_per_s == pytest.approx(2.0)
+    assert "100 that (2′) asks for would help little more" in need.because
+    paper = requirement(saw(60.0, [], t_bcast_s=150.0), rules(rule="paper", **tight))
+    assert paper is not None
+    assert paper.mu_min_per_s == pytest.approx(4.0)
+
+
 def test_looking_more_often_than_once_in_a_period_makes_nobody_hurry() -> None:
     pool, offers = [machine("w-1", 0.5), machine("w-2", 0.5)], [offer("cheap", 0.5, 0.3)]
     often = [saw(60.0 + second, pool, offers) for second in range(0, 100, 5)]
-    assert looks(State(), often, rules())[1] == []
+    assert looks(FILLED, often, rules())[1] == []
 
 
 def test_a_reason_holds_the_numbers_it_rests_on() -> None:
-    _, decided = looks(State(), [saw(t, [machine("w-1", 0.9)], [offer("c", 0.5, 0.3)]) for t in PERIODS[:3]], rules())
+    _, decided = looks(FILLED, [saw(t, [machine("w-1", 0.9)], [offer("c", 0.5, 0.3)]) for t in PERIODS[:3]], rules())
     reason = decided[0].reason
     for part in (
         "1 active machines deliver 0.9 trajectories/s", "1.1 x 1 = 1.1 trajectories/s", "overlapped rule",

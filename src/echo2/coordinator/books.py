@@ -151,7 +151,8 @@ class Books:
 
     def start_publish(self, policy: Policy, now: float) -> None:
         """The step that made ``policy`` ended."""
-        self.publishing.start(policy, self._holding(), now)
+        generating = [worker for worker in self.fleet.active() if worker.installed is not None and not worker.draining]
+        self.publishing.start(policy, {worker.worker_id: worker.rate.rate_per_s(now) for worker in generating}, now)
 
     def _holding(self) -> dict[str, Policy | None]:
         """Installed policies of the workers that are to generate."""

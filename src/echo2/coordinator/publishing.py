@@ -1,26 +1,31 @@
-"""T_bcast: from the end of a step until the share 1/gamma of active workers installed its version.
+"""T_bcast: from the end of a step until the share 1/gamma of the pool installed its version.
 
-Invariant: T_bcast is measured on one clock, the coordinator's, and only by confirmed installs (I5). The workers that
-count are those that were generating when the step ended and still are: one that joins meanwhile brings a model and a
-start-up along, which is not dissemination. Where none of them is left, and at the first publish, everybody counts.
+Invariant: T_bcast is measured on one clock, the coordinator's, and only by confirmed installs (I5). The pool is the
+workers that were generating when the step ended and still are, each worth what it delivers: one that joins meanwhile
+brings a model and a start-up along, which is not dissemination, and one that hardly delivers keeps nobody waiting.
+Where none of them is left, and at the first publish, everybody counts, and the same. For workers that deliver alike it
+is the share of workers (paper §3.2).
 
 Pure.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from echo2.types import Policy
 
+_TOLERANCE = 1e-9
+
 Holding = Mapping[str, Policy | None]
+"""What the active workers have installed, by id."""
 
 
 class _Publish(NamedTuple):
     started_s: float
-    generating: frozenset[str]
+    rates_per_s: Mapping[str, float]
+    """Of the workers that generated then."""
 
 
 class Publishing:
@@ -29,17 +34,16 @@ class Publishing:
         self._started: dict[Policy, _Publish] = {}
         self._visible: Policy | None = None
 
-    def start(self, policy: Policy, active: Holding, now: float) -> None:
+    def start(self, policy: Policy, rates_per_s: Mapping[str, float], now: float) -> None:
         """The step that made ``policy`` ended; checkpoint and encoding count as dissemination.
 
-        active: what the active workers hold, by id; here and below.
+        rates_per_s: what the workers that generate deliver, by id.
         """
-        generating = frozenset(worker for worker, held in active.items() if held is not None)
-        self._started.setdefault(policy, _Publish(now, generating))
+        self._started.setdefault(policy, _Publish(now, dict(rates_per_s)))
 
     def visible(self, policy: Policy, now: float) -> None:
         """Workers can see ``policy``; older publishes that did not complete never will."""
-        self._started.setdefault(policy, _Publish(now, frozenset()))
+        self._started.setdefault(policy, _Publish(now, {}))
         self._started = {p: publish for p, publish in self._started.items() if p >= policy}
         self._visible = policy
 
@@ -49,9 +53,15 @@ class Publishing:
         if policy is None or policy not in self._started or not active:
             return None
         began = self._started[policy]
-        counted = [held for worker, held in active.items() if worker in began.generating] or list(active.values())
-        holders = sum(held is not None and held >= policy for held in counted)
-        if holders < math.ceil(len(counted) / self.gamma - 1e-9):
+        weights = {worker: rate for worker, rate in began.rates_per_s.items() if worker in active}
+        if not sum(weights.values()) > 0:
+            weights = dict.fromkeys(weights or active, 1.0)
+        installed = sum(weight for worker, weight in weights.items() if _holds(active[worker], policy))
+        if installed < sum(weights.values()) / self.gamma * (1 - _TOLERANCE):
             return None
         del self._started[policy]
         return policy, now - began.started_s
+
+
+def _holds(held: Policy | None, policy: Policy) -> bool:
+    return held is not None and held >= policy

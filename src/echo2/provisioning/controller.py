@@ -11,7 +11,8 @@ Invariants:
 What makes it act, in this order:
 1. the budget: past what ending in order costs, it ends the run (``budget``);
 2. a loss: machines that went away or did not start are replaced at once, whatever else was done lately;
-3. a shortage that lasts: planned capacity below the target by more than the noise of the estimates, or below mu_min;
+3. a shortage that lasts (or that there is when the target is first known): planned capacity below the target by more
+   than the noise of the estimates, or below mu_min;
 4. an excess that lasts: the dearest machines go, as far as the first invariant allows;
 5. a machine that others could replace at much less: they are activated, and the excess they make releases it later.
 
@@ -157,6 +158,7 @@ def _hold_first(state: State, view: View, why: str, rules: Rules) -> tuple[State
 def _hold_target(state: State, view: View, need: Requirement, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
     spare = excess.releasable(view, need, rules, _swapping(state, view)) if need.settled else []
     dear = excess.replacement(view, need, rules) if _may_swap(state, view, need, spare) else None
+    first = math.isinf(state.judged_s)
     state = _judge(state, view, need, rules, spare=bool(spare), dear=dear is not None)
     missing = need.mu_target_per_s - view.planned.mean_per_s
     covered = missing <= need.mu_target_per_s * SLACK
@@ -166,6 +168,8 @@ def _hold_target(state: State, view: View, need: Requirement, rules: Rules) -> t
     told = f"{view.sentence}; {need.because}"
     cooled = view.seen.now_s - state.acted_s >= rules.cool_down_s
     periods = state.periods
+    if first and is_short(view, need):
+        return _cover(state, view, missing, f"the target is known for the first time; {told}", rules)
     if not covered and (state.lost or nobody):
         why = "; ".join(state.lost) or "no machine is there"
         return _cover(state, view, missing, f"{why}; {told}", rules)

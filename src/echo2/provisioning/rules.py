@@ -19,6 +19,11 @@ from echo2.provisioning.offers import Terms
 
 Policy = Literal["cheapest", "exact", "random"]
 
+_MOST_OF_DEMAND = 2.0
+"""Times R / T_train, what the learner consumes. Where T_bcast and T_gen leave little of S, (2′) asks for any number
+of machines to make the first batch of a publish in no time. With twice what is consumed at most T_train / (2·k·kappa)
+of a step is left to wait, k as in ``capacity.step_period_s``."""
+
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Constant through a run. Raises UserError for a value out of range."""
@@ -103,12 +108,19 @@ def requirement(seen: Observation, rules: Rules) -> Requirement | None:
         rollouts_per_step=rules.rollouts_per_step,
     )
     demand = Demand(times=times, rule=rules.rule, gamma=rules.gamma)
-    least = demand.required_per_s(Cadence(rules.staleness_budget, rules.publish_period))
+    asked = demand.required_per_s(Cadence(rules.staleness_budget, rules.publish_period))
+    most = _MOST_OF_DEMAND * rules.rollouts_per_step / seen.t_train_s
+    least = min(asked, most) if rules.rule == "overlapped" else asked
     bcast = "not measured yet" if seen.t_bcast_s is None else f"{times.t_bcast_s:.3g} s"
     because = (
         f"the target is {rules.gamma:g} x {least:.3g} = {rules.gamma * least:.3g} trajectories/s "
         f"({rules.rule} rule, T_train {seen.t_train_s:.3g} s, T_bcast {bcast})"
     )
+    if least < asked:
+        because += (
+            f"; the {asked:.3g} that (2′) asks for would help little more, because T_bcast and T_gen use up S: "
+            "raise it, or publish more often"
+        )
     return Requirement(least, rules.gamma * least, because, seen.t_bcast_s is not None)
 
 
