@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,16 +31,17 @@ from echo2.run.api import Run
 
 HERE = Path(__file__).parent
 RUNS_S, STOPS_S = 0.25, 1.0
-"""A slowed worker's process runs and stands still by turns, and gets about a quarter done."""
+"""A slowed worker's process runs and stands still by turns."""
+SLOWED = 0.25
+"""What it gets done so, about."""
 SETTLED_S = 120.0
 """From the start, or from a disturbance, until the pool must have settled."""
 PHASES = ("start", "two are slowed", "one is killed", "two are added")
 
 
-class Look(NamedTuple):
-    at_s: float
-    mu_pool_per_s: float
-    mu_target_per_s: float | None
+class Victims(NamedTuple):
+    slowed: tuple[str, ...]
+    killed: str
 
 
 def main() -> None:
@@ -48,8 +50,8 @@ def main() -> None:
     out = parser.parse_args().out
     with tempfile.TemporaryDirectory() as runs:
         config = load_config(HERE / "config.toml", [f"run.dir={runs}"])
-        began, ended, lines, events = disturbed(config)
-    result = judged(config, began, ended, lines, events)
+        began, ended, victims, lines, events = disturbed(config)
+    result = judged(config, began, ended, lines, events, capacity(config, began, victims, events))
     (out / "results.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(config, began, ended, lines, out / "pool.svg")
     print(json.dumps({phase["phase"]: phase for phase in result["phases"]}, indent=1))
@@ -58,20 +60,21 @@ def main() -> None:
 # ---- what happens ----------------------------------------------------------------------------------------------------
 
 
-def disturbed(config: Config) -> tuple[list[float], float, Sequence[StepMetrics], list[dict[str, Any]]]:
-    """When each phase began, when the last one ended, and what the run wrote."""
+def disturbed(config: Config) -> tuple[list[float], float, Victims, Sequence[StepMetrics], list[dict[str, Any]]]:
+    """When each phase began, when the last one ended, who was disturbed, and what the run wrote."""
     with Run(config) as run:
         following = threading.Thread(target=lambda: list(run), daemon=True)
         following.start()
         wait_for(lambda: len(run.metrics) > 0, 60.0)
         began = [time.time()]
         time.sleep(SETTLED_S + 20)
-        victims = workers(run)
+        there = workers(run)
+        victims = Victims(tuple(sorted(there)[:2]), sorted(there)[2])
         began.append(time.time())
-        with slowed([victims[name] for name in sorted(victims)[:2]]):
+        with slowed([there[name] for name in victims.slowed]):
             time.sleep(SETTLED_S)
             began.append(time.time())
-            os.kill(victims[sorted(victims)[2]], signal.SIGKILL)
+            os.kill(there[victims.killed], signal.SIGKILL)
             time.sleep(SETTLED_S)
             began.append(time.time())
             with joined(run, 2):
@@ -80,7 +83,7 @@ def disturbed(config: Config) -> tuple[list[float], float, Sequence[StepMetrics]
                 run.stop("the experiment is over")
                 run.result()
         events = [json.loads(line) for line in (run.folder.root / "events.jsonl").read_text().splitlines()]
-    return began, ended, run.metrics, events
+    return began, ended, victims, run.metrics, events
 
 
 def workers(run: Run) -> dict[str, int]:
@@ -154,20 +157,47 @@ def wait_for(condition: Any, limit_s: float) -> None:
 # ---- what came of it -------------------------------------------------------------------------------------------------
 
 
+def capacity(
+    config: Config, began: Sequence[float], victims: Victims, events: list[dict[str, Any]]
+) -> list[tuple[float, float]]:
+    """(wall time, trajectories/s from then on) of the pool as it really was, by who was there and at what pace."""
+    pace = config.rehearsal
+    full_per_s = config.rollout.group_size / (pace.group_s * math.exp(pace.group_spread**2 / 2))
+    changes: list[tuple[float, float]] = [(began[1], (SLOWED - 1) * full_per_s)] * len(victims.slowed)
+    changes.append((began[2], -full_per_s))
+    name_of = {event["worker"]: event["name"] for event in events if event["kind"] == "worker_joined"}
+    for event in events:
+        if event["kind"] == "worker_joined":
+            changes.append((event["wall_time"], full_per_s))
+        elif event["kind"] == "worker_left":
+            was = SLOWED if name_of.get(event["worker"]) in victims.slowed else 1.0
+            changes.append((event["wall_time"], -was * full_per_s))
+    changes.sort()
+    return list(zip((at_s for at_s, _ in changes), accumulate(change for _, change in changes), strict=True))
+
+
 def judged(
-    config: Config, began: Sequence[float], ended: float, lines: Sequence[StepMetrics], events: list[dict[str, Any]]
+    config: Config,
+    began: Sequence[float],
+    ended: float,
+    lines: Sequence[StepMetrics],
+    events: list[dict[str, Any]],
+    truth: list[tuple[float, float]],
 ) -> dict[str, Any]:
     period_s = config.provisioning.period_s
+    target_per_s = config.provisioning.gamma * config.rollout.rollouts_per_step / config.rehearsal.train_s
     phases = []
     for phase, (start_s, end_s) in zip(PHASES, pairwise([*began, ended]), strict=True):
         inside = [event for event in events if start_s <= event["wall_time"] < end_s]
         decisions = [event for event in inside if event["kind"] in ("provisioning_activate", "provisioning_release")]
-        back_s = returned_s(lines, decisions, start_s, end_s)
+        known = [(m.wall_time, m.mu_pool_per_s - (m.mu_target_per_s or math.inf)) for m in lines]
+        really = [(at_s, rate - target_per_s) for at_s, rate in truth]
         settled_s = start_s + SETTLED_S / 2
         phases.append(
             {
                 "phase": phase,
-                "back_at_target_periods": None if back_s is None else round((back_s - start_s) / period_s, 2),
+                "periods_below_target": periods_below(really, start_s, end_s, period_s),
+                "periods_estimated_below_target": periods_below(known, start_s, end_s, period_s),
                 "bubble_ratio_settled": round(bubble(lines, settled_s, end_s), 4),
                 "usd_per_h_at_end": next((m.usd_per_h for m in reversed(lines) if m.wall_time < end_s), None),
                 "decisions": [
@@ -185,15 +215,17 @@ def judged(
     return {"period_s": period_s, "phases": phases, "bubble_ratio_after_settling": round(whole, 4)}
 
 
-def returned_s(
-    lines: Sequence[StepMetrics], decisions: list[dict[str, Any]], start_s: float, end_s: float
+def periods_below(
+    margins: Sequence[tuple[float, float]], start_s: float, end_s: float, period_s: float
 ) -> float | None:
-    """When the last step of the phase ended at which the pool was below the target; the phase's start if none was."""
-    inside = [m for m in lines if start_s <= m.wall_time < end_s and m.mu_target_per_s is not None]
-    if not inside or inside[-1].mu_pool_per_s < (inside[-1].mu_target_per_s or 0.0):
+    """Decision periods from the disturbance until the margin was positive for good; None where it never was."""
+    before = [margin for at_s, margin in margins if at_s <= start_s]
+    inside = [(start_s, before[-1] if before else -math.inf)]
+    inside += [(at_s, margin) for at_s, margin in margins if start_s < at_s < end_s]
+    if inside[-1][1] < 0:
         return None
-    below = [m.wall_time for m in inside if m.mu_pool_per_s < (m.mu_target_per_s or 0.0)]
-    return below[-1] if below else start_s
+    below = [place for place, (_, margin) in enumerate(inside) if margin < 0]
+    return round((inside[below[-1] + 1][0] - start_s) / period_s, 2) if below else 0.0
 
 
 def bubble(lines: Sequence[StepMetrics], start_s: float, end_s: float) -> float:
