@@ -83,12 +83,18 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled tokens per trajectory of the batch."""
     truncated_share: float
     """Share of the batch cut at the token limit."""
+    expired_length_mean: float | None = None
+    """Sampled tokens per expired trajectory, of all so far; above ``length_mean`` it is the long replies that age
+    out."""
 
     cost_usd: float
     """Of workers and learner since the run began, restarts included."""
     usd_per_h: float
     step_cost_usd: float = 0.0
     """Spent since the line before."""
+    cost_usd_by_name: dict[str, float] = {}
+    """Of ``cost_usd``: by machine of a pool, by name of a worker that joined by itself, and ``learner``. What was spent
+    before the coordinator last started is in the sum only."""
     snapshot_bytes: int
     """Size of the newest published snapshot, decoded."""
     publish_bytes: int = 0

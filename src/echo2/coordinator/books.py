@@ -68,7 +68,7 @@ class Books:
         buffer.counts.update(loaded.counts)
         buffer.generated = sum(loaded.counts.values())
         buffer.refused_by.update(loaded.refused_by)
-        buffer.groups_dropped = state.groups_dropped
+        buffer.groups_dropped, buffer.expired_tokens = state.groups_dropped, state.expired_tokens
 
     def resume_leases(self, now: float) -> None:
         """After a restart: leases that ran go on, counted from now on this process's clock."""
@@ -84,7 +84,7 @@ class Books:
         """What must become durable, in order; empty when nothing changed."""
         state = self.state
         state.next_batch, state.next_group = self.buffer.next_batch, self.buffer.next_group
-        state.groups_dropped = self.buffer.groups_dropped
+        state.groups_dropped, state.expired_tokens = self.buffer.groups_dropped, self.buffer.expired_tokens
         operations: list[Operation] = [*self.buffer.drain_changes(), *self._operations]
         self._operations = []
         written = msgspec.msgpack.encode(state)
@@ -101,6 +101,15 @@ class Books:
             self.state.elapsed_s += now - self._elapsed_until
         self._elapsed_until = self.state.accounted_s = now
         self.state.cost_usd = self.bill.total_usd(now)
+
+    def costs_usd(self, now: float) -> dict[str, float]:
+        """In this life of the coordinator, under the names that people know; workers of one name together."""
+        costs: dict[str, float] = {}
+        for payee, cost_usd in self.bill.by_name_usd(now).items():
+            worker = self.fleet.workers.get(payee)
+            name = payee if worker is None else worker.name
+            costs[name] = costs.get(name, 0.0) + cost_usd
+        return costs
 
     @property
     def over_budget(self) -> bool:

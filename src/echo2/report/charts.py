@@ -19,6 +19,8 @@ from echo2.report.folder import EvalRecord
 
 MAX_COLUMNS = 80
 """Columns of the staleness chart; each pools the batches of neighbouring steps."""
+MOST_OF_POOL = 3.0
+"""Where the axis of the pool chart ends."""
 
 LEARNER_TITLES = {
     "kl": ("KL to the initial policy", "nats per token"),
@@ -59,6 +61,7 @@ def charts(lines: Lines, evals: Sequence[EvalRecord], staleness_budget: int | No
         _times(lines),
         _pool(lines),
         _cost(lines),
+        _step_cost(lines),
         _buffer(lines),
         _losses(lines),
         _length(lines),
@@ -176,9 +179,15 @@ def _pool(lines: Lines) -> Chart:
     def paint(axes: Axes) -> None:
         _line(axes, lines, lambda m: m.mu_pool_per_s, color=SERIES[0], label="pool")
         _line(axes, lines, lambda m: m.mu_min_per_s, color=SERIES[1], linestyle="--", label="required (2)")
-        axes.set_ylim(bottom=0)
+        _line(axes, lines, lambda m: m.mu_min_overlapped_per_s, color=SERIES[2], linestyle="--", label="required (2')")
+        # Where dissemination nearly fills the period a requirement has no end, and would flatten what there is.
+        most = MOST_OF_POOL * max(m.mu_pool_per_s for m in lines)
+        axes.set_ylim(0, min(axes.get_ylim()[1], most) if most else None)
 
-    caption = "What the active workers deliver against what equation (2) asks for, at the measured times."
+    caption = (
+        "What the active workers deliver against what equations (2) and (2') ask for at the measured times; the axis "
+        "ends at three times the pool."
+    )
     return Chart("Pool rate", caption, draw(paint, unit="trajectories/s"))
 
 
@@ -188,6 +197,14 @@ def _cost(lines: Lines) -> Chart:
         axes.set_ylim(bottom=0)
 
     return Chart("Cost", "Price times time of the learner and of every worker.", draw(paint, unit="USD, cumulative"))
+
+
+def _step_cost(lines: Lines) -> Chart:
+    def paint(axes: Axes) -> None:
+        _line(axes, lines, lambda m: m.step_cost_usd, color=SERIES[2])
+        axes.set_ylim(bottom=0)
+
+    return Chart("Cost of a step", "Spent since the step before, waiting included.", draw(paint, unit="USD"))
 
 
 def _buffer(lines: Lines) -> Chart:
