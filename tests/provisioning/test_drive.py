@@ -3,11 +3,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from closed_loop import offer, rules
 from scripted_pool import ScriptedPool, ScriptedRun
 
 from echo2.provisioning.drive import DRAIN_S, STOP_TRIES, drive
+from echo2.provisioning.observation import Phase
 from echo2.provisioning.rules import Rules
 from echo2.simulation.clock import VirtualClock
 from echo2.simulation.loop import run_virtual
@@ -87,6 +89,21 @@ def test_a_pool_that_hangs_keeps_nobody_from_deciding() -> None:
 
     events = driven(run, script)
     assert {line["pool"] for line in events.kinds("pool_unreachable")} == {"one"}
+
+
+def test_i05_a_machine_that_was_taken_away_is_told_once_with_what_its_provider_says() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("c", 1.0, 0.3))
+    run = ScriptedRun(CLOCK, pool)
+
+    async def script() -> None:
+        await asyncio.sleep(605.0)
+        gone = msgspec.structs.replace(pool.there["c-2"], phase=Phase.LOST, detail="preempted by the host")
+        pool.there["c-2"] = gone
+        await asyncio.sleep(300.0)
+
+    (line,) = driven(run, script).kinds("machine_gone")
+    assert (line["machine"], line["pool"], line["phase"]) == ("c-2", "one", "lost")
+    assert line["detail"] == "preempted by the host"
 
 
 @pytest.mark.parametrize(("drain_s", "waits_s"), [(5.0, 5.0), (1e6, DRAIN_S)])

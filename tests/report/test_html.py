@@ -108,6 +108,7 @@ def test_the_page_says_which_machines_came_and_went_and_why(make_run: Callable[[
         {"kind": "provisioning_activate", "offer": "vast", "machines": 2, "usd_per_h": 0.5, "reason": "short <b>"},
         {"kind": "provisioning_keep", "reason": "nothing to do"},
         {"kind": "provisioning_release", "machine_id": "vast-1", "offer": "vast", "reason": "more than enough"},
+        {"kind": "machine_gone", "machine": "vast-2", "pool": "skypilot", "phase": "lost", "detail": "preempted"},
         {"kind": "machine_may_still_cost", "machine": "vast-2", "pool": "skypilot", "tries": 5},
         *({"kind": "lease", "lease": str(k)} for k in range(300)),
     ]
@@ -116,6 +117,7 @@ def test_the_page_says_which_machines_came_and_went_and_why(make_run: Callable[[
     page = render_report(read_run(folder))
     for told in (
         "activates 2 of vast at 0.5 USD/h", "short &lt;b&gt;", "releases vast-1", "more than enough",
+        "vast-2 of skypilot: lost", "preempted",
         "could not stop vast-2 of skypilot: it may still cost",
     ):  # fmt: skip
         assert told in page

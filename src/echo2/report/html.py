@@ -33,6 +33,7 @@ DECISIONS = {
     "provisioning_activate": "activates {machines} of {offer} at {usd_per_h} USD/h",
     "provisioning_release": "releases {machine_id}",
     "provisioning_end": "ends the run",
+    "machine_gone": "{machine} of {pool}: {phase}",
     "machine_may_still_cost": "could not stop {machine} of {pool}: it may still cost",
 }
 
@@ -206,7 +207,11 @@ def _decisions_table(events: Sequence[Mapping[str, Any]]) -> Table:
     """What the controller of the pools did and why; that it kept things is left out."""
     told = [event for event in events if event.get("kind") in DECISIONS]
     rows = [
-        (_clock(event), DECISIONS[event["kind"]].format_map(_Known(event)), str(event.get("reason", "")))
+        (
+            _clock(event),
+            DECISIONS[event["kind"]].format_map(_Known(event)),
+            str(event.get("reason") or event.get("detail") or ""),
+        )
         for event in told[-DECISIONS_SHOWN:]
     ]
     return Table("Machines", ("when", "what", "why"), [(a, visible(b), visible(c)) for a, b, c in rows])
