@@ -85,14 +85,17 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled tokens per trajectory of the batch."""
     truncated_share: float
     """Share of the batch cut at the token limit."""
+    expired_length_mean: float | None = None
+    """Sampled tokens per expired trajectory, of all so far; above ``length_mean`` it is the long replies that age
+    out."""
 
     cost_usd: float
     """Of workers and learner since the run began, restarts included."""
     usd_per_h: float
     step_cost_usd: float = 0.0
-    cost_by_name_usd: dict[str, float] = {}
-    """The same by machine or worker, and ``learner``; sums to ``cost_usd``."""
     """Spent since the line before."""
+    cost_usd_by_name: dict[str, float] = {}
+    """Of ``cost_usd``: by machine of a pool, by name of a worker that joined by itself, and ``learner``."""
     snapshot_bytes: int
     """Size of the newest published snapshot, decoded."""
     publish_bytes: int = 0

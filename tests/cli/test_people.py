@@ -66,7 +66,10 @@ def test_the_status_of_a_run_that_is_over_comes_from_its_folder(echo2: Echo2, ru
 
 
 def test_a_run_that_is_not_running_cannot_be_stopped(echo2: Echo2, run_folder: Path) -> None:
-    assert echo2("stop", run_folder).code == 1
+    done = echo2("stop", run_folder)
+
+    assert done.code == 1
+    assert done.faults[0].startswith(f"the run in {run_folder} is not running, so there is nothing to stop")
 
 
 def test_a_folder_that_is_no_run_is_refused(echo2: Echo2, tmp_path: Path) -> None:
@@ -111,6 +114,15 @@ def test_status_shows_who_feeds_each_worker_whether_it_can_be_dialled_and_what_i
         ("fresh", "-", "unknown", "0.0", "MB", "0"),
         ("of-an-older-coordinator", "-", "unknown", "0.0", "MB", "0"),
     }
+
+
+def test_long_names_of_workers_are_folded_and_figures_are_not(echo2: Echo2, picture: RunStatus) -> None:
+    row = picture.workers[0]
+    row.update(name="worker-on-a-rented-machine-" + "x" * 60, rows=12_345_678, usd_per_h=12.5, cost_usd=1234.5)
+    lines = echo2("status").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    assert any({"12345678", "12.50", "1,234.50"} <= set(line.split()) for line in lines)
 
 
 def test_status_as_json_holds_the_relays_numbers(echo2: Echo2, picture: RunStatus) -> None:

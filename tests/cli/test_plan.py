@@ -111,16 +111,22 @@ def test_f05_a_size_over_a_line_is_the_same_in_either_unit(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("flag", "text", "words"),
     [
-        ("100Mbps", "got '100Mbps'; that is 100 Mbps, so write 100"),
-        ("100 MB/s", "got '100 MB/s'; that is 800 Mbps, so write 800"),
-        ("1Gbit", "got '1Gbit'; write the number alone, without a unit"),
+        ("--worker-mbps", "100Mbps", "(Mbps), got '100Mbps'; that is 100 Mbps, so write 100"),
+        ("--worker-mbps", "100 MB/s", "(Mbps), got '100 MB/s'; that is 800 Mbps, so write 800"),
+        # An amount and no rate, or a prefix that means something else: "1" or "1000" alone may be wrong by far.
+        ("--worker-mbps", "1Gbit", "(Mbps), got '1Gbit'; convert it to Mbps and write the number alone"),
+        ("--worker-mbps", "1000mbps", "(Mbps), got '1000mbps'; convert it to Mbps and write the number alone"),
+        ("--worker-mb-per-s", "1000Mbps", "(MB per second), got '1000Mbps'; that is 125 MB/s, so write 125"),
+        ("--snapshot-gb", "16GiB", "(GB), got '16GiB'; that is 17.1799 GB, so write 17.1799"),
+        ("--snapshot-gib", "16 GB", "(GiB), got '16 GB'; that is 14.9012 GiB, so write 14.9012"),
+        ("--t-train", "15min", "(seconds), got '15min'; convert it to seconds and write the number alone"),
     ],
 )
-def test_f05_a_unit_in_a_value_is_refused_with_what_to_write(echo2: Echo2, text: str, words: str) -> None:
-    fault = refused(echo2("plan", *PAPER[:2], "--snapshot-gb", 16, "--worker-mbps", text))
-    assert fault.startswith("Invalid value for '--worker-mbps': must be a plain number (Mbps)")
+def test_f05_a_unit_in_a_value_is_refused_with_what_to_write(echo2: Echo2, flag: str, text: str, words: str) -> None:
+    fault = refused(echo2("plan", flag, text))
+    assert fault.startswith(f"Invalid value for '{flag}': must be a plain number")
     assert words in fault
 
 
@@ -254,7 +260,7 @@ def test_estimates_are_marked_wherever_they_go_and_give_way_to_measurements(echo
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ((), "--t-train, --t-bcast, --rollouts-per-step are missing"),
+        ((), "--t-train, --t-bcast (or --snapshot-gb with --worker-mbps), --rollouts-per-step are missing"),
         (PAPER[:6], "it is missing: give --staleness, 3 or more"),
         (PAPER, "give --offers with a CSV file, a SkyPilot catalog or the word prices"),
         ((*PAPER, "--worker-mbps", 100), "T_bcast must be given once"),
@@ -359,6 +365,7 @@ def test_a_run_is_planned_from_what_it_measured(echo2: Echo2, ran: Path, offers:
     shown = echo2("plan", ran).out
     assert "T_train measured in ran, median of 5 steps" in " ".join(shown.split())
     assert "2 GB to each worker" in shown
+    assert "1.06 MB to each worker" in echo2("plan", ran, "--snapshot-gb", 0.001063).out
 
     given = echo2("plan", ran, "--t-train", 20, "--t-gen", 0, "--json").json
     assert (given["t_train_s"], given["t_bcast_s"], given["t_gen_s"]) == (20.0, 8.0, 0.0)
@@ -371,11 +378,53 @@ def test_a_run_is_planned_from_what_it_measured(echo2: Echo2, ran: Path, offers:
 def test_a_run_without_prices_or_steps_says_what_it_needs(echo2: Echo2, ran: Path, offers: Path) -> None:
     config = (ran / "config.toml").read_text()
     (ran / "config.toml").write_text(config.replace("usd_per_h = 0.5", "usd_per_h = 0.0"))
-    assert "workers of ran must have a price: give --offers" in refused(echo2("plan", ran))
+    assert "workers of ran must have a price, and its workers.usd_per_h is 0: give --offers" in refused(
+        echo2("plan", ran)
+    )
     (ran / "metrics.jsonl").unlink()
-    assert "--t-train, --t-bcast are missing" in refused(echo2("plan", ran, "--offers", offers))
+    assert "--t-train, --t-bcast (or --snapshot-gb with --worker-mbps) are missing" in refused(
+        echo2("plan", ran, "--offers", offers)
+    )
     shutil.rmtree(ran)
     assert "there is no such file" in refused(echo2("plan", ran, "--offers", offers))
+
+
+def test_without_offers_those_of_the_configurations_pools_are_taken(echo2: Echo2, ran: Path, offers: Path) -> None:
+    config = ran / "config.toml"
+    config.write_text(config.read_text() + f'[[pools]]\nkind = "local"\noffers = "{offers}"\n')
+    times = ("--t-train", 600, "--t-bcast", 60)
+    for source in (ran, config):
+        plan = echo2("plan", source, *times, "--json").json
+        assert [picked["name"] for picked in plan["selected"]] == ["5090"]
+        assert plan["notes"][0] == "no --offers: those of the configuration's pools, offers.csv"
+    other = ("--offers", "prices", "--measured", "RTX5090=0.2")
+    assert "pools" not in " ".join(echo2("plan", config, *times, *other, "--json").json["notes"])
+
+
+def test_figures_that_differ_from_the_offers_own_are_explained(echo2: Echo2, tmp_path: Path) -> None:
+    # 16.4 GB every 2 steps of 1631.2 s are 18.1 GB an hour: 0.51 + 18.1 * 0.002 = 0.546; 0.2 * 0.98 = 0.196
+    path = tmp_path / "offers.csv"
+    path.write_text(f"{HEADER},traffic_usd_per_gb,reliability\na,RTX5090,9,0.51,0.2,0.002,0.98\n")
+    told = (
+        "USD/h is rent and traffic: 18.1 GB/h reach each machine",
+        "per s counts the share of the time that a machine is up (reliability)",
+    )
+    asked = ("plan", *PAPER, "--snapshot-gb", 16.4, "--offers", path)
+    assert echo2(*asked, "--json").json["notes"][-2:] == list(told)
+    shown = " ".join(echo2(*asked).out.split())
+    assert all(words in shown for words in told)
+    path.write_text(f"{HEADER}\na,RTX5090,9,0.51,0.2\n")
+    assert not any(words in " ".join(echo2(*asked).out.split()) for words in told)
+
+
+def test_too_small_a_market_is_told_what_is_required_of_it(echo2: Echo2, tmp_path: Path) -> None:
+    path = tmp_path / "offers.csv"
+    path.write_text(f"{HEADER}\na,RTX5090,2,0.51,0.2\n")
+    refusal = echo2("plan", *PAPER, "--offers", path, "--json").json
+    assert refusal["feasible"] is False
+    assert refusal["mu_min_per_s"] == pytest.approx(2.0979, abs=1e-4)
+    assert refusal["mu_min_overlapped_per_s"] == pytest.approx(1.2555, abs=1e-4)
+    assert refusal["mu_target_per_s"] == pytest.approx(1.3811, abs=1e-4)
 
 
 def test_a_slow_line_of_a_chosen_machine_is_remarked_on(echo2: Echo2, tmp_path: Path) -> None:

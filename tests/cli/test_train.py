@@ -50,6 +50,12 @@ def test_a_dry_run_says_what_would_run(echo2: Echo2, run_toml: Path) -> None:
     assert not (run_toml.parent / "runs").exists()
 
 
+def test_a_dry_run_tells_of_pools_whose_machines_it_cannot_price(echo2: Echo2) -> None:
+    shown = echo2("train", ROOT / "examples/pools/tiny.toml", "--dry-run").out
+
+    assert "workers    0 local, 0.05 USD/h with the learner and without the pool (local)" in shown
+
+
 def test_the_printed_configuration_is_whole_and_loads(echo2: Echo2, run_toml: Path) -> None:
     printed = echo2("train", run_toml, "--print-config", "--set", "learning.lr=3e-6").out
 

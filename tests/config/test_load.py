@@ -72,6 +72,18 @@ def test_a_misplaced_key_is_sent_to_the_section_it_belongs_in() -> None:
     assert one_fault({"learning": {"usd_per_h": 1}}).endswith("it belongs in [workers]")
 
 
+def test_a_key_without_its_unit_is_looked_for_in_its_own_section_first() -> None:
+    """Field report F02: a cap on money is not the staleness budget."""
+    assert one_fault({"provisioning": {"budget": 20}}) == (
+        "unknown key `budget` in [provisioning]; the nearest known key is `budget_usd` in [provisioning]; "
+        "`budget` is in [staleness]"
+    )
+    assert one_fault({"workers": {"usd": 0.4}}).endswith("the nearest known key is `usd_per_h` in [workers]")
+    assert one_fault({"coordinator": {"heartbeat": 5}}).endswith(
+        "the nearest known key is `heartbeat_s` in [coordinator]"
+    )
+
+
 def test_a_misspelt_section_is_sent_to_the_nearest_one() -> None:
     assert one_fault({"rolout": {"group_size": 8}}).endswith("the nearest section is [rollout]")
 
@@ -143,6 +155,13 @@ def test_an_infeasible_publish_period_is_refused_with_the_numbers_in_the_inequal
 
     assert words in sentence
     assert "2 <= kappa <= S - 1" in sentence
+
+
+def test_several_updates_of_a_step_are_as_legal_at_the_smallest_staleness_budget_as_one() -> None:
+    """Field report F04 (e): the lag counts steps, whatever the updates in them."""
+    for updates in (1, 2, 8):
+        config = build_config({**SCRIPTED, "staleness": {"budget": 3}, "learning": {"updates_per_step": updates}})
+        assert (config.staleness_budget, config.publish_period) == (3, 2)
 
 
 @pytest.mark.parametrize(("mode", "budget"), [("sync", 0), ("async", 1)])

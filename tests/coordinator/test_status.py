@@ -27,3 +27,17 @@ def test_each_worker_is_shown_with_its_relay_and_without_one_as_unknown() -> Non
 
     assert relay(plain) == {"one": (None, 0, 0), "two": (None, 0, 0)}
     assert relay(told) == {"one": (True, 30, 2), "two": (None, 0, 0)}
+
+
+def test_a_worker_on_a_pools_machine_costs_what_the_machine_does() -> None:
+    async def main() -> RunStatus:
+        made = await coordinator()
+        for worker in (ONE, TWO):
+            await made.handle(worker, Heartbeat(None, ()))
+        now, books = made.clock.monotonic(), made.books
+        books.fleet.workers["two"].machine_id = "vast-1"
+        books.bill = books.bill.release("two", now).rent("one", 0.5, now).rent("vast-1", 0.3, now)
+        return run_status(books, None, now + 7200.0, "", {})
+
+    rows = {row["id"]: (row["usd_per_h"], round(row["cost_usd"], 9)) for row in run_virtual(main()).workers}
+    assert rows == {"one": (0.5, 1.0), "two": (0.3, 0.6)}

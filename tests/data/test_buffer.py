@@ -201,6 +201,16 @@ class TestGroups:
         assert (group.state, buffer.groups_dropped) == (GroupState.DROPPED, 1)
         assert buffer.counts == {RowState.EXPIRED: 1, RowState.FAILED: 1, RowState.BUFFERED: 0}
 
+    def test_the_length_of_what_expires_is_counted(self) -> None:
+        """D10: whether it is the long replies that are thrown away."""
+        buffer = make(staleness_budget=2)
+        fill(buffer, version=0)
+        lengths = [r.tokens for rows in buffer.rows.values() for r in rows.values()]
+        buffer.next_batch = 3
+        buffer.expire()
+        assert buffer.counts[RowState.EXPIRED] == len(lengths)
+        assert buffer.expired_tokens == sum(lengths) > 0
+
     def test_groups_keep_their_rows_whatever_the_order_of_arrival(self) -> None:
         """C11: A, B, A, B, B, A with one reply of A lost."""
         buffer = make(groups_per_batch=2, max_attempts=1)

@@ -186,6 +186,19 @@ def test_i03_a_single_odd_tick_does_not_begin_the_count_again() -> None:
     assert loop.count("c") == 6
 
 
+def test_i03_moments_in_which_no_pool_could_be_large_enough_do_not_begin_the_count_again() -> None:
+    """Times near the edge of (2'): every other reading has no answer, and the others lack machines."""
+    machine = Machine(machine_id="c-1", phase=Phase.ACTIVE, rate=Estimate(0.3), delivered=True)
+    state, ordered_s = State(judged_s=0.0), []
+    for look in range(6):
+        now_s = 600.0 + 60.0 * look
+        seen = at(now_s, Listing(offer("c", 1.0, 0.3), (Price(1.0, now_s),)), machines=(machine,))
+        t_bcast_s = 1e4 if look % 2 else 20.0
+        state, decisions = decide(state, msgspec.structs.replace(seen, t_bcast_s=t_bcast_s), rules())
+        ordered_s += [now_s for decision in decisions if isinstance(decision, Activate)]
+    assert ordered_s == [600.0 + 60.0 * 4], "the third reading that says so"
+
+
 # ---- I05: preemption ------------------------------------------------------------------------------------------------
 
 

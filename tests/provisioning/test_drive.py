@@ -91,6 +91,21 @@ def test_a_pool_that_hangs_keeps_nobody_from_deciding() -> None:
     assert {line["pool"] for line in events.kinds("pool_unreachable")} == {"one"}
 
 
+def test_i05_a_machine_that_was_taken_away_is_told_once_with_what_its_provider_says() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("c", 1.0, 0.3))
+    run = ScriptedRun(CLOCK, pool)
+
+    async def script() -> None:
+        await asyncio.sleep(605.0)
+        gone = msgspec.structs.replace(pool.there["c-2"], phase=Phase.LOST, detail="preempted by the host")
+        pool.there["c-2"] = gone
+        await asyncio.sleep(300.0)
+
+    (line,) = driven(run, script).kinds("machine_gone")
+    assert (line["machine"], line["pool"], line["phase"]) == ("c-2", "one", "lost")
+    assert line["detail"] == "preempted by the host"
+
+
 @pytest.mark.parametrize(("drain_s", "waits_s"), [(5.0, 5.0), (1e6, DRAIN_S)])
 def test_a_released_machine_drains_and_is_then_stopped(drain_s: float, waits_s: float) -> None:
     pool = ScriptedPool("one", CLOCK, offer("cheap", 0.5, 0.3), offer("dear", 2.0, 0.3, count=8))

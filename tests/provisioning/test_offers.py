@@ -73,7 +73,7 @@ def test_what_a_spreadsheet_adds_is_read() -> None:
         ("usd_per_h", "", "got nothing"),
         ("usd_per_h", "$1.2", "convert it to USD and write the number alone"),
         ("usd_per_h", "1.2 EUR", "convert it to USD and write the number alone"),
-        ("usd_per_h", "1.2/h", "write the number alone, without a unit"),
+        ("usd_per_h", "1.2/h", "convert it to USD per hour and write the number alone"),
         ("usd_per_h", "1e12", "must be at most 1e+09 (USD per hour), got 1e12"),
         ("rollouts_per_s", "0", "must be more than 0 (trajectories per second), got 0"),
         ("rollouts_per_s", "-1", "must be more than 0 (trajectories per second), got -1"),
@@ -110,7 +110,7 @@ def test_a_bad_cell_is_named_by_row_and_column(column: str, text: str, wanted: s
         ("reliability", "98", "must be at most 1 (share of the time), got 98"),
         ("reliability", "0", "must be more than 0 (share of the time)"),
         ("traffic_usd_per_gb", "-0.01", "must be at least 0 (USD per GB)"),
-        ("min_rental_h", "1h", "write the number alone, without a unit"),
+        ("min_rental_h", "1h", "convert it to hours and write the number alone"),
         ("min_rental_h", "nan", "must be a plain number (hours)"),
     ],
 )

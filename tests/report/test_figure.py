@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 
 from echo2.report.figure import MAX_POINTS, SERIES, draw, smooth, thin
 
@@ -35,3 +38,15 @@ def test_the_same_numbers_give_the_same_drawing_and_labels_are_plain_text() -> N
     assert keys == (("$x<y$", "var(--c1)", "dashed"),)
     assert "cost in $ &amp; &lt;b&gt;" in svg
     assert svg.startswith("<svg")
+
+
+@pytest.mark.parametrize("values", [(1.04, 1.63), (2.1, 269.0), (0.0021, 26_900.0)])
+def test_a_logarithmic_axis_writes_plain_numbers(values: tuple[float, float]) -> None:
+    def paint(axes: Axes) -> None:
+        axes.plot([0, 1], values, color=SERIES[0])
+        axes.set_yscale("log")
+
+    svg = draw(paint, unit="MB").svg
+    assert "$" not in svg
+    assert "math" not in svg
+    assert len(re.findall(r"<text", svg)) >= 5

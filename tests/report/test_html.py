@@ -41,7 +41,7 @@ def test_a_run_becomes_one_page_that_holds_everything(
         "Bubble ratio",
         "T_bcast",
         "Pool rate",
-        "Cost",
+        "Cost of a step",
         "Gradient norm",
         "Who carries snapshots",
     ):
@@ -79,6 +79,49 @@ def test_how_snapshots_travelled_is_told_and_left_out_where_it_was_not_measured(
     page = render_report(read_run(folder))
     for absent in ("sent as", "Size of a publish", "Who carries snapshots", "relay"):
         assert absent not in page
+
+
+def test_the_page_says_what_each_machine_and_each_step_cost(
+    make_run: Callable[[int], Path], make_metrics: Callable[..., StepMetrics]
+) -> None:
+    folder = make_run(1)
+    costs = {"learner": 3.0, "vast-2": 0.5, "vast-1": 1.0, **{f"gone-{k:02d}": 0.01 for k in range(40)}}
+    line = make_metrics(1, cost_usd=6.0, step_cost_usd=0.25, cost_usd_by_name=costs)
+    (folder / "metrics.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
+    page = re.sub(r"<[^>]*>", " ", render_report(read_run(folder)))
+    told = re.findall(
+        r"(learner|vast-[12]|13 others|before the coordinator last started)\s+(\$[\d.]+)\s+([\d.]+%)", page
+    )
+    assert told == [
+        ("learner", "$3.00", "50.0%"),
+        ("vast-1", "$1.00", "16.7%"),
+        ("vast-2", "$0.50", "8.3%"),
+        ("13 others", "$0.13", "2.2%"),
+        ("before the coordinator last started", "$1.10", "18.3%"),
+    ]
+    assert "Cost of a step, mean" in page
+
+
+def test_the_page_says_which_machines_came_and_went_and_why(make_run: Callable[[int], Path]) -> None:
+    folder = make_run(1)
+    decided = [
+        {"kind": "provisioning_activate", "offer": "vast", "machines": 2, "usd_per_h": 0.5, "reason": "short <b>"},
+        {"kind": "provisioning_keep", "reason": "nothing to do"},
+        {"kind": "provisioning_release", "machine_id": "vast-1", "offer": "vast", "reason": "more than enough"},
+        {"kind": "machine_gone", "machine": "vast-2", "pool": "skypilot", "phase": "lost", "detail": "preempted"},
+        {"kind": "machine_may_still_cost", "machine": "vast-2", "pool": "skypilot", "tries": 5},
+        *({"kind": "lease", "lease": str(k)} for k in range(300)),
+    ]
+    text = "".join(msgspec.json.encode({"wall_time": 1.79e9, **event}).decode() + "\n" for event in decided)
+    (folder / "events.jsonl").write_text(text)
+    page = render_report(read_run(folder))
+    for told in (
+        "activates 2 of vast at 0.5 USD/h", "short &lt;b&gt;", "releases vast-1", "more than enough",
+        "vast-2 of skypilot: lost", "preempted",
+        "could not stop vast-2 of skypilot: it may still cost",
+    ):  # fmt: skip
+        assert told in page
+    assert "nothing to do" not in page
 
 
 def test_a_torn_line_is_counted_and_left_out(make_run: Callable[[int], Path]) -> None:

@@ -78,6 +78,7 @@ def test_a_run_that_trained_nothing_says_so() -> None:
 
 def test_small_sums_keep_their_digits() -> None:
     assert [usd(0), usd(0.0123), usd(1234.5)] == ["$0.00", "$0.0123", "$1,234.50"]
+    assert [usd(0.0000364), usd(0.00005), usd(1e-30)] == ["$0.000036", "$0.000050", "$0.000000000000"]
 
 
 def test_durations_read_as_words() -> None:

@@ -100,6 +100,26 @@ def test_machines_that_were_taken_away_are_replaced_at_once_and_cost_nothing_mor
     assert waited(run, 45) < 0.05
 
 
+def test_i05_a_machine_taken_away_during_its_set_up_is_replaced_and_the_run_goes_on() -> None:
+    """A preemption, not a fault of the offer: it is ordered from again at the next look, without a back-off."""
+    taken: list[str] = []
+
+    async def story(world: World) -> None:
+        while not taken:
+            await asyncio.sleep(1.0)
+            taken.extend(handle.machine_id for handle in await world.pool.machines())
+        await world.pool.preempt(taken[0])
+
+    run = run_with(12, story)
+    first, second = events(run, "provisioning_activate")[:2]
+    assert first["machine_ids"] == taken[0]
+    assert second["offer"] == first["offer"]
+    assert second["at_s"] - first["at_s"] <= PERIOD_S
+    assert [event["machine"] for event in events(run, "machine_gone")][:1] == taken
+    assert taken[0] not in {event["name"] for event in events(run, "worker_joined")}
+    assert len(run.metrics) == 12
+
+
 def test_workers_that_became_slow_are_made_up_for() -> None:
     async def story(world: World) -> None:
         await after_step(world, 25)

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from echo2.transport.messages import Reply, Request, RunStatus
 
 WATCH_S = 2.0
-COLUMNS = ("worker", "version", "doing", "rollouts", "per s", "USD/h", "heard")
+COLUMNS = ("worker", "version", "doing", "rollouts", "per s", "USD/h", "USD", "heard")
 RELAY_COLUMNS = ("relay of", "fed by", "can be dialled", "sent on", "re-parented")
 """What brings the worker its snapshots: from whom, whether others can have them from it, how much they had, and how
 often it turned to another parent."""
+NAMES = frozenset({"worker", "relay of", "fed by"})
 COORDINATOR = "coordinator"
 _REACHED = {True: "yes", False: "no", None: "unknown"}
 
@@ -60,11 +61,17 @@ def stop(
     as_json: JsonFlag = False,
 ) -> None:
     """End a run in order: workers drain, the learner writes its checkpoint. Needs the operator's join string."""
-    from echo2.errors import Refused, UserError
+    from echo2.errors import Refused, TransportError, UserError
     from echo2.transport.messages import StopRun
 
     try:
         _ask(target, StopRun(reason))
+    except TransportError as error:
+        if target is not None and Path(target).is_dir():
+            raise TransportError(
+                f"the run in {target} is not running, so there is nothing to stop ({error})"
+            ) from error
+        raise
     except Refused as error:
         raise UserError(f"stopping needs the run folder or its join/operator string, but: {error}") from error
     print_json({"stopping": True, "reason": reason}) if as_json else print("the run is stopping")
@@ -178,7 +185,9 @@ def _table(picture: RunStatus) -> RenderableType:
     if picture.workers:
         names = {SEED: COORDINATOR} | {str(row.get("id", "")): _name(row) for row in picture.workers}
         for columns, cells in ((COLUMNS, _cells), (RELAY_COLUMNS, lambda row: _relay_cells(row, names))):
-            table = Table(*columns, box=None)
+            table = Table(box=None, pad_edge=False)
+            for name in columns:  # what is too long for the terminal is a name, never a figure
+                table.add_column(name, no_wrap=name not in NAMES, overflow="fold")
             for row in picture.workers:
                 table.add_row(*(Text(cell) for cell in cells(row)))
             lines.append(table)
@@ -201,6 +210,8 @@ def _numbers(picture: RunStatus) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
+    from echo2.report.progress import usd
+
     return [
         _name(row),
         str(row.get("installed") or "-"),
@@ -208,6 +219,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         str(row.get("rows", "-")),
         f"{row.get('rate_per_s', 0.0):.2f}",
         f"{row.get('usd_per_h', 0.0):.2f}",
+        usd(row.get("cost_usd", 0.0)).removeprefix("$"),
         f"{row.get('last_seen_s', 0.0):.0f} s ago",
     ]
 

@@ -158,7 +158,8 @@ def _times(flags: Flags, source: Source, bytes_per_publish: float | None) -> tup
     t_gen_s = first("t_gen_s", (flags.t_gen_s, "given"), (ran.t_gen_s, f"{measured_in}, lease to submission"))
     rollouts = flags.rollouts_per_step or (config.rollout.rollouts_per_step if config else None)
     if t_train_s is None or t_bcast_s is None or rollouts is None:
-        values = {"--t-train": t_train_s, "--t-bcast": t_bcast_s, "--rollouts-per-step": rollouts}
+        t_bcast = "--t-bcast (or --snapshot-gb with --worker-mbps)"
+        values = {"--t-train": t_train_s, t_bcast: t_bcast_s, "--rollouts-per-step": rollouts}
         missing = [flag for flag, value in values.items() if value is None]
         raise UserError(
             f"a plan must know the times and sizes of a step, and {', '.join(missing)} "

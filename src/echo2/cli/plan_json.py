@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from echo2.provisioning.demand import overlap_holds, staleness_bounds
+from echo2.cli.plan_view import remarks
+from echo2.provisioning.demand import Cadence, overlap_holds, staleness_bounds
+from echo2.provisioning.plan import required_rates
 from echo2.provisioning.question import Afford, Rent, Use
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def facts(inputs: Inputs, plan: Plan, surveyed: Sequence[Plan], faster: Plan) ->
             "saves_usd_per_h": plan.workers_usd_per_h - faster.workers_usd_per_h if priced else None,
         },
         "surveyed": [_brief(one) for one in surveyed],
-        "notes": list(inputs.notes),
+        "notes": [*inputs.notes, *remarks(inputs, plan)],
     }
 
 
@@ -63,17 +65,24 @@ def refusal(inputs: Inputs, surveyed: Sequence[Plan], reason: str, ways: Sequenc
     """No plan, and what would make one."""
     ask = inputs.ask
     absent = (
-        "mu_min_per_s", "mu_min_overlapped_per_s", "mu_target_per_s", "staleness_bound", "staleness_bound_tight",
-        "mu_selected_per_s", "cost_usd_per_h", "cost_usd_per_step", "predicted_bubble_ratio",
+        "staleness_bound", "staleness_bound_tight", "mu_selected_per_s", "cost_usd_per_h", "cost_usd_per_step",
+        "predicted_bubble_ratio",
     )  # fmt: skip
     period = ask.publish_period if isinstance(ask.publish_period, int) else None
     if ask.publish_period == "default" and ask.staleness_budget is not None:
         period = ask.staleness_budget - 1
+    paper, overlapped = None, None
+    if period is not None and ask.staleness_budget is not None:
+        paper, overlapped = required_rates(ask.demand, Cadence(ask.staleness_budget, period))
+    required = paper if ask.demand.rule == "paper" else overlapped
     return {
         "feasible": False,
         **_asked(inputs),
         "staleness_budget": ask.staleness_budget,
         "publish_period": period,
+        "mu_min_per_s": paper,
+        "mu_min_overlapped_per_s": overlapped,
+        "mu_target_per_s": None if required is None else ask.demand.gamma * required,
         **dict.fromkeys(absent),
         "selected": [],
         "reason": reason,

@@ -39,7 +39,7 @@ def read_market(flags: Flags, source: Source) -> tuple[tuple[Offer, ...], tuple[
     if flags.spot and (flags.offers is None or flags.offers == COMMITTED):
         raise UserError("--spot must come with a SkyPilot catalog in --offers: only that has spot prices")
     if flags.offers is None:
-        return _like_the_runs(source)
+        return _of_pools(source, workload, rates) or _like_the_runs(source)
     if flags.offers == COMMITTED:
         notes = [f"prices: the list that comes with this package, {PRICE_LIST.removesuffix('.csv')}"]
         quotes = price_list()
@@ -68,6 +68,16 @@ def _of_list(
 
     offers = read_offers(path, estimate=rate if workload or rates else None)
     return tuple(_as_measured(offer) if market_name(offer.gpu) in rates else offer for offer in offers), ()
+
+
+def _of_pools(
+    source: Source, workload: Workload | None, rates: dict[str, float]
+) -> tuple[tuple[Offer, ...], tuple[str, ...]] | None:
+    """What the configuration's own pools have; None where no pool has a list."""
+    paths = [Path(pool.offers) for pool in source.config.pools if pool.offers] if source.config else []
+    offers = tuple(offer for path in paths for offer in _of_list(path, workload, rates)[0])
+    names = ", ".join(path.name for path in paths)
+    return (offers, (f"no --offers: those of the configuration's pools, {names}",)) if offers else None
 
 
 def _as_measured(offer: Offer) -> Offer:
@@ -106,7 +116,7 @@ def _like_the_runs(source: Source) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
             "a plan must know what can be rented: give --offers with a CSV file, a SkyPilot catalog or the word prices"
         )
     if not config.workers.usd_per_h:
-        raise UserError(f"workers of {source.folder} must have a price: give --offers (its workers.usd_per_h is 0)")
+        raise UserError(f"workers of {source.folder} must have a price, and its workers.usd_per_h is 0: give --offers")
     worker = Offer(
         name=f"worker of {source.folder}",
         gpu="as in the run",

@@ -37,7 +37,7 @@ def view(inputs: Inputs, plan: Plan, found: Sequence[Plan], faster: Plan) -> Ren
         parts += [Text(), surveyed(found)]
     if plan.picks:
         parts += [Text(), _picks(plan)]
-    notes = [*inputs.notes, *_slow(inputs, plan)]
+    notes = [*inputs.notes, *remarks(inputs, plan)]
     if notes:
         listed = Table.grid(padding=(0, 1, 0, 0))
         for text in notes:
@@ -60,7 +60,7 @@ def surveyed(found: Sequence[Plan]) -> RenderableType:
     for column in table.columns[:5]:
         column.justify = "right"
     for plan in shown:
-        required = "none is" if plan.required_per_s is None else rate(plan.required_per_s)
+        required = "-" if plan.required_per_s is None else rate(plan.required_per_s)
         table.add_row(
             str(plan.cadence.staleness_budget), str(plan.cadence.publish_period), required,
             f"{plan.step_s:.1f}", f"{plan.bubble_ratio:.1%}", "yes" if plan.is_enough else "no",
@@ -100,7 +100,8 @@ def _bounds(plan: Plan) -> str:
 
 def _size(inputs: Inputs) -> str:
     size = inputs.market.bytes_per_publish
-    return f", {size / 1e9:.4g} GB to each worker" if size else ""
+    told = f"{size / 1e9:.4g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
+    return f", {told} to each worker" if size else ""
 
 
 def _cost(inputs: Inputs, plan: Plan) -> str:
@@ -142,11 +143,24 @@ def _picks(plan: Plan) -> Table:
     return table
 
 
+def remarks(inputs: Inputs, plan: Plan) -> list[str]:
+    """What makes a figure of the table differ from the offer's own, and what is odd about a machine."""
+    told = []
+    received = inputs.market.terms(plan.demand.times.t_train_s, plan.cadence.publish_period).received_gb_per_h
+    if any(pick.offer.traffic_usd_per_gb for pick in plan.picks) and received:
+        told.append(f"USD/h is rent and traffic: {received:.3g} GB/h reach each machine")
+    if any(pick.offer.min_rental_h > inputs.market.rental_h for pick in plan.picks):
+        told.append("USD/h pays for a whole minimum rental within the hours of --rental-h")
+    if any(pick.offer.reliability < 1 for pick in plan.picks):
+        told.append("per s counts the share of the time that a machine is up (reliability)")
+    return [*told, *_slow(inputs, plan)]
+
+
 def _slow(inputs: Inputs, plan: Plan) -> list[str]:
     """Machines whose own line takes longer than T_bcast."""
     size, t_bcast_s = inputs.market.bytes_per_publish, plan.demand.times.t_bcast_s
     slow = [
-        f"{pick.offer.name} takes {seconds:.6g} s to download a publish, longer than T_bcast"
+        f"{pick.offer.name} takes {seconds:.4g} s to download a publish, longer than T_bcast"
         for pick in plan.picks
         if size and (seconds := download_s(pick.offer, size)) is not None and seconds > t_bcast_s * (1 + 1e-9)
     ]

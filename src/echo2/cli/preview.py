@@ -39,6 +39,7 @@ def preview(config: Config) -> dict[str, Any]:
         "objective": learning.objective,
         "lr": learning.lr,
         "local_workers": config.workers.local,
+        "pools": [pool.kind for pool in config.pools],
         "usd_per_h": config.provisioning.learner_usd_per_h + config.workers.local * config.workers.usd_per_h,
         "config_digest": config_digest(config),
     }
@@ -65,7 +66,13 @@ def preview_text(plan: Mapping[str, Any]) -> str:
             f"thinking {'on' if plan['thinking'] else 'off'}",
         ),
         ("learning", f"{plan['objective']}, learning rate {plan['lr']:g}"),
-        ("workers", f"{plan['local_workers']} local, {plan['usd_per_h']:g} USD/h with the learner"),
+        ("workers", _workers(plan)),
         ("total", f"{plan['trajectories']} trajectories"),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+
+def _workers(plan: Mapping[str, Any]) -> str:
+    cost = f"{plan['local_workers']} local, {plan['usd_per_h']:g} USD/h with the learner"
+    pools = plan["pools"]
+    return f"{cost} and without the pool{'s' * (len(pools) > 1)} ({', '.join(pools)})" if pools else cost

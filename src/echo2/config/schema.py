@@ -34,6 +34,7 @@ _COMMON_NAMES: Mapping[str, str] = {
 }
 """What other trainers call our keys; used for suggestions only."""
 
+_UNITS = ("_s", "_usd", "_usd_per_h", "_per_h", "_per_s", "_bytes", "_tokens")
 _CLEARLY_ALIKE = 0.8
 """A key of another section is suggested only from this similarity on."""
 _BARELY_ALIKE = 0.6
@@ -49,6 +50,9 @@ def unknown_key(section: str, key: str) -> str:
 def _suggestion(section: str, key: str) -> str:
     """The nearest known key, or section, or the section a misplaced key belongs to."""
     homes = [name for name, model in SECTIONS.items() if key in model.model_fields]
+    if section and (whole := _without_its_unit(section, key)):
+        elsewhere = f"; `{key}` is in {' or '.join(_header(name) for name in homes)}" if homes else ""
+        return f"the nearest known key is `{whole}` in {_header(section)}{elsewhere}"
     if homes:
         return "it belongs in " + " or ".join(_header(name) for name in homes)
     word = key.lower().replace("-", "_")
@@ -58,6 +62,11 @@ def _suggestion(section: str, key: str) -> str:
     if not section and (close := difflib.get_close_matches(word, SECTIONS, 1, 0.7)):
         return f"the nearest section is {_header(close[0])}"
     return _nearest(section, word)
+
+
+def _without_its_unit(section: str, key: str) -> str:
+    """The key of ``section`` that ``key`` lacks the unit of, such as ``budget_usd`` of ``budget``; empty for none."""
+    return next((name for name in SECTIONS[section].model_fields if name in (f"{key}{unit}" for unit in _UNITS)), "")
 
 
 def _nearest(section: str, word: str) -> str:

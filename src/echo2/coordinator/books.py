@@ -75,7 +75,7 @@ class Books:
         buffer.counts.update(loaded.counts)
         buffer.generated = sum(loaded.counts.values())
         buffer.refused_by.update(loaded.refused_by)
-        buffer.groups_dropped = state.groups_dropped
+        buffer.groups_dropped, buffer.expired_tokens = state.groups_dropped, state.expired_tokens
 
     def resume_leases(self, now: float) -> None:
         """After a restart: leases that ran go on, counted from now on this process's clock."""
@@ -91,7 +91,7 @@ class Books:
         """What must become durable, in order; empty when nothing changed."""
         state = self.state
         state.next_batch, state.next_group = self.buffer.next_batch, self.buffer.next_group
-        state.groups_dropped = self.buffer.groups_dropped
+        state.groups_dropped, state.expired_tokens = self.buffer.groups_dropped, self.buffer.expired_tokens
         operations: list[Operation] = [*self.buffer.drain_changes(), *self._operations]
         self._operations = []
         written = msgspec.msgpack.encode(state)

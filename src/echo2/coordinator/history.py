@@ -42,6 +42,7 @@ class RunState(msgspec.Struct):
     """Publishes that were sent as deltas."""
     unattributed: int = 0
     groups_dropped: int = 0
+    expired_tokens: int = 0
     initial_weights_hash: str = ""
     finished: bool = False
     provisioning: bytes = b""

@@ -156,7 +156,7 @@ class LearnerDesk:
             workers_active=len(books.fleet.active()),
             usd_per_h=books.bill.usd_per_h,
             step_cost_usd=step_cost_usd,
-            cost_by_name_usd=books.costs_usd(now),
+            cost_usd_by_name=books.costs_usd(now),
             t_gen_s=books.fleet.usual_lease_s(),
         )
         books.record(MetricsPut(report.step, msgspec.json.encode(line)))

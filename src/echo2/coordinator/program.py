@@ -99,7 +99,7 @@ class Coordinator:
         self._to_learner = LearnerAnswers(self.hall, newest(loaded))
         if self._to_learner.last_metrics is not None:
             self.books.scoreboard.resume(self._to_learner.last_metrics)
-            self.books.resume_bill(self._to_learner.last_metrics.cost_by_name_usd)
+            self.books.resume_bill(self._to_learner.last_metrics.cost_usd_by_name)
         self._ending = Ending(self.books)
         self._answers = self._answer_of()
         self.books.resume_leases(clock.monotonic())

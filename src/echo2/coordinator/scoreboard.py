@@ -162,7 +162,7 @@ class Scoreboard:
         workers_active: int,
         usd_per_h: float,
         step_cost_usd: float,
-        cost_by_name_usd: dict[str, float],
+        cost_usd_by_name: Mapping[str, float],
         t_gen_s: float | None,
     ) -> StepMetrics:
         """The line of a step just reported; starts the next one."""
@@ -208,10 +208,11 @@ class Scoreboard:
             zero_variance_groups=_zero_variance_groups(rows),
             length_mean=statistics.fmean(row.tokens for row in rows),
             truncated_share=statistics.fmean(row.truncated for row in rows),
+            expired_length_mean=_expired_length_mean(buffer),
             cost_usd=state.cost_usd,
             usd_per_h=usd_per_h,
             step_cost_usd=step_cost_usd,
-            cost_by_name_usd=cost_by_name_usd,
+            cost_usd_by_name=dict(cost_usd_by_name),
             snapshot_bytes=self.snapshot_bytes,
             publish_bytes=self._publish_sizes[-1] if self._publish_sizes else 0,
             delta_share=state.deltas / state.publishes if state.publishes else None,
@@ -232,6 +233,11 @@ def _feasible(rate: Callable[[], float]) -> float | None:
         return rate()
     except capacity.Infeasible:
         return None
+
+
+def _expired_length_mean(buffer: Buffer) -> float | None:
+    expired = buffer.counts[RowState.EXPIRED]
+    return buffer.expired_tokens / expired if expired else None
 
 
 def _mean_by_task(judged: Sequence[tuple[str, float]]) -> dict[str, float]:

@@ -19,8 +19,6 @@ def run_status(
 ) -> RunStatus:
     """Everything ``echo2 status`` shows."""
     counts = {state.value: books.buffer.counts[state] for state in RowState}
-    costs = books.bill.by_name_usd(now)
-    prices = {name: rental.usd_per_h for name, rental in books.bill.rentals.items()}
     workers = tuple(
         {
             "id": worker.worker_id,
@@ -30,8 +28,7 @@ def run_status(
             "state": worker.state,
             "rate_per_s": worker.rate.rate_per_s(now),
             "rows": worker.rows_delivered,
-            "usd_per_h": prices.get(worker.machine_id or worker.worker_id, worker.usd_per_h),
-            "cost_usd": costs.get(worker.machine_id or worker.worker_id, 0.0),
+            **_costs(books, worker.machine_id or worker.worker_id, now),
             "last_seen_s": now - worker.last_seen_s,
             "leases": len(books.fleet.leases_of(worker.worker_id)),
             "spooled_groups": worker.spooled_groups,
@@ -51,6 +48,15 @@ def run_status(
         workers=workers,
         problem=books.stop_reason or wait_reason,
     )
+
+
+def _costs(books: Books, payee: str, now: float) -> dict[str, float]:
+    """What is paid for a machine, or for a worker that joined by itself, an hour now and so far."""
+    rental = books.bill.rentals.get(payee)
+    ended_usd = books.bill.ended_usd.get(payee, 0.0)
+    if rental is None:
+        return {"usd_per_h": 0.0, "cost_usd": ended_usd}
+    return {"usd_per_h": rental.usd_per_h, "cost_usd": ended_usd + rental.cost_usd(now)}
 
 
 def exposition(status: RunStatus, last: StepMetrics | None, books: Books) -> bytes:

@@ -277,8 +277,10 @@ class Buffer(Ledger):
         )
 
     def _drop(self, group: Group) -> None:
+        rows = self.accepted(group)
         self.groups_dropped += 1
-        self._move([row.key for row in self.accepted(group)], RowState.EXPIRED)
+        self.expired_tokens += sum(row.tokens for row in rows)
+        self._move([row.key for row in rows], RowState.EXPIRED)
         self._retire(group, GroupState.DROPPED, self.next_batch)
 
     def _refresh_policy(self, group: Group) -> None:

@@ -27,6 +27,8 @@ class Ledger:
         self.counts: Counter[RowState] = Counter()
         self.refused_by: Counter[Verdict] = Counter()
         self.groups_dropped = 0
+        self.expired_tokens = 0
+        """Sampled tokens of all expired rows: whether it is the long replies that age out (D10)."""
         self.live: Counter[int] = Counter()
         """L's summands: closed groups and leased ones that are not overdue, by version."""
         self._counted: dict[int, int] = {}

@@ -20,9 +20,11 @@ _SHOWN = 40
 """Characters of a cell that a sentence repeats."""
 _CURRENCY = re.compile(r"[$€£¥₹]|\b(?:usd|eur|gbp|cny|rmb|jpy|chf|cad|aud|inr)\b", re.IGNORECASE)
 _SEPARATED = re.compile(r"[+-]?\d+(?:[,_'’  \u202f]\d+)+(?:\.\d*)?")
-_RATE = re.compile(r"([+-]?\d+\.?\d*)\s*([kKMGT]?)(i?)(bit|b|B|byte)s?(?:/s|ps|/sec)", re.ASCII)
-_PREFIX = {"": 1e-6, "k": 1e-3, "K": 1e-3, "M": 1.0, "G": 1e3, "T": 1e6}
-_BINARY = {"": 1e-6, "k": 1.024e-3, "K": 1.024e-3, "M": 1.048576, "G": 1.073741824e3, "T": 1.099511627776e6}
+_BYTES = re.compile(r"([+-]?\d+\.?\d*)\s*([kKMGT]?)(i?)(bit|b|B|byte)s?(/s|ps|/sec)?", re.ASCII)
+_POWER = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+_RATES = {"Mbps": ("Mbps", 1.25e5), "MB per second": ("MB/s", 1e6)}
+_SIZES = {"GB": ("GB", 1e9), "GiB": ("GiB", 2.0**30)}
+"""What is written for a unit, and how many bytes, or bytes per second, it is."""
 
 
 class BadCell(UserError):
@@ -84,14 +86,24 @@ def _advice(text: str, unit: str) -> str:
         return f"{shown}{UNKNOWN_ADVICE}"
     if _CURRENCY.search(text):
         return f"{shown}; convert it to USD and write the number alone, without a currency"
-    if rate := _RATE.fullmatch(text):
-        number, prefix, binary, kind = rate.groups()
-        mbps = float(number) * (_BINARY if binary else _PREFIX)[prefix] * (8 if kind in ("B", "byte") else 1)
-        return f"{shown}; that is {mbps:.6g} Mbps, so write {mbps:.6g}" if unit == "Mbps" else f"{shown}; drop the unit"
+    if converted := _converted(text, unit):
+        return f"{shown}; {converted}"
     if text.endswith("%"):
         return f"{shown}; write a share such as 0.98 in place of a percentage"
     if _SEPARATED.fullmatch(text):
         return f"{shown}; write it as in 1234.5, with a decimal point and without separators of thousands"
     if _NUMBER.match(text):
-        return f"{shown}; write the number alone, without a unit"
+        return f"{shown}; convert it to {unit} and write the number alone"
     return shown
+
+
+def _converted(text: str, unit: str) -> str:
+    """An amount of bytes, or of bytes per second, in ``unit``; empty where one is not the other."""
+    found = _BYTES.fullmatch(text)
+    known = (_RATES if found and found[5] else _SIZES).get(unit)
+    if found is None or known is None:
+        return ""
+    number, prefix, binary, kind, _ = found.groups()
+    in_bytes = float(number) * (1024 if binary else 1000) ** _POWER[prefix] / (1 if kind in ("B", "byte") else 8)
+    name, size = known
+    return f"that is {in_bytes / size:.6g} {name}, so write {in_bytes / size:.6g}"

@@ -109,7 +109,8 @@ def decide(state: State, seen: Observation, rules: Rules) -> tuple[State, tuple[
     try:
         need = requirement(seen, rules)
     except Infeasible as error:
-        calm = msgspec.structs.replace(state, periods=Periods())
+        # More is needed than any pool has: no time of excess, and no end of a shortage either.
+        calm = msgspec.structs.replace(state, periods=Periods(short=state.periods.short))
         state, decisions = _hold_first(calm, view, f"no pool can be large enough: {error}", rules)
     else:
         if need is None:

@@ -101,6 +101,8 @@ class _Shell:
         """By machine, until it is stopped."""
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._releasing: set[str] = set()
+        self._gone: set[str] = set()
+        """Machines whose end was told."""
         self._headline = ""
 
     # ---- look -----------------------------------------------------------------------------------------------------
@@ -127,6 +129,7 @@ class _Shell:
         machines = await self._within(LIST_S, pool, "its machines", pool.machines())
         listings = await self._within(LIST_S, pool, "its offers", pool.listings())
         if machines is not None:
+            self._tell_gone(pool, machines)
             self._handles[pool.name] = tuple(machines)
             self._pool_of.update((handle.machine_id, pool) for handle in machines)
         self._pool_of_offer.update((listing.offer.name, pool) for listing in listings or ())
@@ -148,6 +151,16 @@ class _Shell:
             kind, fields = event(decision)
             self.events.emit(kind, **fields)
         self._headline = headline
+
+    def _tell_gone(self, pool: Pool, machines: Sequence[Handle]) -> None:
+        """A line for each machine that ended without being sent away, with what its provider says of it."""
+        for handle in machines:
+            name = handle.machine_id
+            if handle.phase in (Phase.LOST, Phase.FAILED) and name not in self._gone | self._releasing:
+                self._gone.add(name)
+                self.events.emit(
+                    "machine_gone", machine=name, pool=pool.name, phase=handle.phase.value, detail=handle.detail
+                )
 
     # ---- carry out ------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import msgspec
 from echo2.provisioning import selection
 from echo2.provisioning.capacity import RELATIVE_TOLERANCE, SECONDS_PER_H, Infeasible
 from echo2.provisioning.demand import (
+    SMALLEST_PUBLISH_PERIOD,
     Cadence,
     Demand,
     bubble_ratio,
@@ -177,16 +178,25 @@ def _plan(demand: Demand, cadence: Cadence, picks: tuple[Pick, ...], mu_per_s: f
     times = demand.times
     step_s = step_period_s(times, cadence, mu_per_s)
     check_arrives(msgspec.structs.replace(times, t_train_s=step_s), cadence)
+    paper, overlapped = required_rates(demand, cadence)
     return Plan(
         demand=demand,
         cadence=cadence,
-        mu_min_per_s=_known(lambda: paper_rate(times, cadence)),
-        mu_min_overlapped_per_s=_known(lambda: overlapped_rate(times, cadence)),
+        mu_min_per_s=paper,
+        mu_min_overlapped_per_s=overlapped,
         picks=picks,
         mu_selected_per_s=mu_per_s,
         step_s=step_s,
         bubble_ratio=bubble_ratio(times, cadence, mu_per_s),
     )
+
+
+def required_rates(demand: Demand, cadence: Cadence) -> tuple[float | None, float | None]:
+    """By (2) and by (2′), without gamma; None where no pool is enough or the cadence is not legal."""
+    if not SMALLEST_PUBLISH_PERIOD <= cadence.publish_period < cadence.staleness_budget:
+        return None, None
+    times = demand.times
+    return _known(lambda: paper_rate(times, cadence)), _known(lambda: overlapped_rate(times, cadence))
 
 
 def _check_enough(plan: Plan) -> None:

@@ -19,6 +19,8 @@ from echo2.report.folder import EvalRecord
 
 MAX_COLUMNS = 80
 """Columns of the staleness chart; each pools the batches of neighbouring steps."""
+MOST_OF_POOL = 3.0
+"""Where the axis of the pool chart ends."""
 
 LEARNER_TITLES = {
     "kl": ("KL to the initial policy", "nats per token"),
@@ -177,12 +179,15 @@ def _pool(lines: Lines) -> Chart:
     def paint(axes: Axes) -> None:
         _line(axes, lines, lambda m: m.mu_pool_per_s, color=SERIES[0], label="pool")
         _line(axes, lines, lambda m: m.mu_target_per_s, color=SERIES[1], label="target")
-        _line(axes, lines, lambda m: m.mu_min_per_s, color=SERIES[1], linestyle="--", label="required by (2)")
-        axes.set_ylim(bottom=0)
+        _line(axes, lines, lambda m: m.mu_min_per_s, color=SERIES[1], linestyle="--", label="required (2)")
+        _line(axes, lines, lambda m: m.mu_min_overlapped_per_s, color=SERIES[2], linestyle="--", label="required (2')")
+        # Where dissemination nearly fills the period a requirement has no end, and would flatten what there is.
+        most = MOST_OF_POOL * max(m.mu_pool_per_s for m in lines)
+        axes.set_ylim(0, min(axes.get_ylim()[1], most) if most else None)
 
     caption = (
-        "What the active workers deliver against the target, gamma times what the capacity rule asks for at the "
-        "measured times; dashed: what equation (2) asks for, which counts dissemination as lost time."
+        "What the active workers deliver against the target, gamma times what the chosen rule asks for at the measured "
+        "times. (2) counts dissemination as lost time, (2') does not. The axis ends at three times the pool."
     )
     return Chart("Pool rate", caption, draw(paint, unit="trajectories/s"))
 
@@ -200,8 +205,7 @@ def _step_cost(lines: Lines) -> Chart:
         _line(axes, lines, lambda m: m.step_cost_usd, color=SERIES[2])
         axes.set_ylim(bottom=0)
 
-    caption = "What was spent between the end of the step before and the end of this one."
-    return Chart("Cost of a step", caption, draw(paint, unit="USD"))
+    return Chart("Cost of a step", "Spent since the step before, waiting included.", draw(paint, unit="USD"))
 
 
 def _buffer(lines: Lines) -> Chart:

@@ -21,7 +21,7 @@ from matplotlib.container import Container
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 INK, GRID = "#0a0a00", "#0a0a10"
 SERIES = ("#0a0a21", "#0a0a22", "#0a0a23", "#0a0a24", "#0a0a25", "#0a0a26")
@@ -66,6 +66,7 @@ _STYLE: dict[Any, Any] = {
     "savefig.facecolor": "none",
 }
 
+DECADE = 10.0
 WIDTH_IN, HEIGHT_IN = 3.7, 1.75
 """About a phone's width at the text size of a page, so that charts need not shrink there."""
 
@@ -101,12 +102,23 @@ def draw(paint: Callable[[Axes], None], *, unit: str, whole: bool = False) -> Dr
         axes.set_ylabel(unit, fontsize=7.5)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
+        if axes.get_yscale() == "log":
+            _plain_ticks(axes)
         handles, labels = axes.get_legend_handles_labels()
         buffer = io.StringIO()
         canvas: Any = FigureCanvasSVG(figure)  # matplotlib leaves its printing methods untyped
         canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})
     keys = tuple(_key(handle, label) for handle, label in zip(handles, labels, strict=True))
     return Drawing(_inline(buffer.getvalue()), keys)
+
+
+def _plain_ticks(axes: Axes) -> None:
+    """Numbers where a logarithmic axis would write powers, which need mathematics; linear steps within a decade."""
+    least, most = axes.get_ylim()
+    if most >= DECADE * least:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if most < DECADE**2 * least else (1,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _key(handle: Artist | Container, label: str) -> Key:

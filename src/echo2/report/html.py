@@ -24,9 +24,18 @@ from echo2.report.progress import duration, usd
 from echo2.transport.messages import RunStatus
 
 EVENTS_SHOWN = 200
-MACHINES_SHOWN = 20
 EVENT_CHARACTERS = 400
 """Of one event's fields."""
+
+PAYEES_SHOWN = 30
+DECISIONS_SHOWN = 100
+DECISIONS = {
+    "provisioning_activate": "activates {machines} of {offer} at {usd_per_h} USD/h",
+    "provisioning_release": "releases {machine_id}",
+    "provisioning_end": "ends the run",
+    "machine_gone": "{machine} of {pool}: {phase}",
+    "machine_may_still_cost": "could not stop {machine} of {pool}: it may still cost",
+}
 
 BIDIRECTIONAL_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """They reorder the text around them; the joiners that scripts and emoji need are not among them."""
@@ -71,8 +80,9 @@ def render_report(run: RunFolder, status: RunStatus | None = None) -> str:
     environment.filters["visible"] = visible
     tables = [
         _summary_table(run),
-        _cost_table(run.metrics),
+        _cost_table(run),
         *([_workers_table(status.workers)] if status and status.workers else []),
+        _decisions_table(run.events),
     ]
     return environment.get_template("report.html.j2").render(
         run=run,
@@ -154,11 +164,12 @@ def _summary_table(run: RunFolder) -> Table:
         ("Trajectories generated", f"{last.generated:,}"),
         ("… trained on", f"{last.trained:,}"),
         ("… buffered at the end", f"{last.buffered:,}"),
-        ("… expired", f"{last.expired:,}"),
+        ("… expired", f"{last.expired:,}" + _length(last.expired_length_mean)),
         ("… refused", f"{last.refused:,}" + (f" ({refused})" if refused else "")),
         ("… failed", f"{last.failed:,}"),
         ("Unattributed, outside the sum", f"{last.unattributed:,}"),
         ("Groups dropped", f"{last.groups_dropped:,}"),
+        ("Cost of a step, mean", usd(last.cost_usd / len(run.metrics))),
         ("Staleness budget S", "unknown" if budget is None else str(budget)),
         ("T_train, median", f"{trains[len(trains) // 2]:.2f} s"),
         ("T_bcast, median", f"{bcasts[len(bcasts) // 2]:.2f} s" if bcasts else "not measured"),
@@ -169,6 +180,46 @@ def _summary_table(run: RunFolder) -> Table:
         newest, reward = scored[-1]
         rows.append(("Held-out reward", f"{reward:.3f} at version {newest.version}, {newest.prompts} prompts"))
     return Table("Numbers", (), rows)
+
+
+def _length(tokens: float | None) -> str:
+    return "" if tokens is None else f" (of {tokens:.0f} tokens on average)"
+
+
+def _cost_table(run: RunFolder) -> Table:
+    """Who the money went to; dearest first."""
+    head = ("paid for", "USD", "share")
+    if not run.metrics or not run.metrics[-1].cost_usd:
+        return Table("Cost", head, ())
+    last = run.metrics[-1]
+    costs = sorted(last.cost_usd_by_name.items(), key=lambda pair: (-pair[1], pair[0]))
+    parts = costs[:PAYEES_SHOWN]
+    if more := costs[PAYEES_SHOWN:]:
+        parts.append((f"{len(more)} others", sum(cost for _, cost in more)))
+    earlier = last.cost_usd - sum(cost for _, cost in costs)
+    if earlier > 1e-9 * last.cost_usd:
+        parts.append(("before the coordinator last started", earlier))
+    rows = [(visible(name), usd(cost), f"{cost / last.cost_usd:.1%}") for name, cost in parts]
+    return Table("Cost", head, [*rows, ("together", usd(last.cost_usd), "")])
+
+
+def _decisions_table(events: Sequence[Mapping[str, Any]]) -> Table:
+    """What the controller of the pools did and why; that it kept things is left out."""
+    told = [event for event in events if event.get("kind") in DECISIONS]
+    rows = [
+        (
+            _clock(event),
+            DECISIONS[event["kind"]].format_map(_Known(event)),
+            str(event.get("reason") or event.get("detail") or ""),
+        )
+        for event in told[-DECISIONS_SHOWN:]
+    ]
+    return Table("Machines", ("when", "what", "why"), [(a, visible(b), visible(c)) for a, b, c in rows])
+
+
+class _Known(dict[str, Any]):
+    def __missing__(self, key: str) -> str:
+        return "?"
 
 
 def _travel_rows(last: StepMetrics) -> list[tuple[str, str]]:
@@ -212,27 +263,15 @@ def _workers_table(workers: Iterable[Mapping[str, Any]]) -> Table:
     return Table("Workers", head, rows)
 
 
-def _cost_table(lines: Sequence[StepMetrics]) -> Table:
-    """Who the money went to, the dearest first."""
-    costs = lines[-1].cost_by_name_usd if lines else {}
-    total = sum(costs.values())
-    if not total:
-        return Table("Cost", (), ())
-    dearest = sorted(costs.items(), key=lambda item: (-item[1], item[0]))
-    shown, rest = dearest[:MACHINES_SHOWN], dearest[MACHINES_SHOWN:]
-    if rest:
-        shown = [*shown, (f"{len(rest)} others", sum(cost for _, cost in rest))]
-    return Table(
-        "Cost", ("machine", "USD", "share"), [(visible(n), usd(cost), f"{cost / total:.1%}") for n, cost in shown]
-    )
-
-
 def _event_row(event: Mapping[str, Any]) -> EventRow:
     fields = {name: value for name, value in event.items() if name not in ("kind", "wall_time")}
     text = json.dumps(fields, ensure_ascii=False, default=str)[1:-1] if fields else ""
+    return EventRow(_clock(event), visible(str(event.get("kind", ""))), visible(text[:EVENT_CHARACTERS]))
+
+
+def _clock(event: Mapping[str, Any]) -> str:
     time = event.get("wall_time")
-    when = datetime.fromtimestamp(time, UTC).strftime("%H:%M:%S") if isinstance(time, int | float) else ""
-    return EventRow(when, visible(str(event.get("kind", ""))), visible(text[:EVENT_CHARACTERS]))
+    return datetime.fromtimestamp(time, UTC).strftime("%H:%M:%S") if isinstance(time, int | float) else ""
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -6,6 +6,7 @@ renews itself. Elsewhere it is one plain line for each step and each change of p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -127,8 +128,10 @@ def rate(per_s: float) -> str:
 
 
 def usd(amount: float) -> str:
-    """Dollars with cents, and with more digits while they are few."""
-    return f"${amount:.4f}" if 0 < amount < 0.1 else f"${amount:,.2f}"
+    """Dollars with cents, and with more digits while they are few. Example: ``usd(0.0000364) == '$0.000036'``."""
+    if not 0 < amount < 0.1:
+        return f"${amount:,.2f}"
+    return f"${amount:.{min(12, max(4, 1 - math.floor(math.log10(amount))))}f}"
 
 
 def duration(seconds: float) -> str:

@@ -210,11 +210,11 @@ _SECTION_OF = {
     "time": (
         "bubble_ratio", "idle_s", "t_train_s", "t_bcast_s", "t_bcast_predicted_s", "t_bcast_bound_s", "elapsed_s",
     ),
-    "pool": ("mu_pool_per_s", "mu_target_per_s", "mu_min_per_s", "workers_active"),
+    "pool": ("mu_pool_per_s", "mu_target_per_s", "mu_min_per_s", "mu_min_overlapped_per_s", "workers_active"),
     "rows": ("generated", "trained", "expired", "refused", "buffered", "failed", "unattributed"),
     "groups": ("groups_dropped", "zero_variance_groups"),
-    "length": ("length_mean", "truncated_share"),
-    "cost": ("cost_usd", "usd_per_h"),
+    "length": ("length_mean", "truncated_share", "expired_length_mean"),
+    "cost": ("cost_usd", "step_cost_usd", "usd_per_h"),
     "snapshot": ("snapshot_bytes", "publish_bytes", "delta_share", "changed_share"),
     "relay": ("seed_sent_bytes", "workers_sent_bytes", "reparentings"),
 }  # fmt: skip

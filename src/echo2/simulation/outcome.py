@@ -135,16 +135,14 @@ class _Seen:
                     self.activations += event["machines"]
                 case "provisioning_release":
                     self.releases += 1
-                case "worker_lost":
+                case "worker_silent":
                     self.losses += 1
                 case "stop_requested":
                     self.stopped = event["reason"]
 
 
 def _bubble(lines: Sequence[StepMetrics]) -> float:
-    return bubble_ratio(
-        idle_s=math.fsum(m.idle_s for m in lines), training_s=math.fsum(m.t_train_s for m in lines)
-    )
+    return bubble_ratio(idle_s=math.fsum(m.idle_s for m in lines), training_s=math.fsum(m.t_train_s for m in lines))
 
 
 def _step_s(lines: Sequence[StepMetrics]) -> float | None:

@@ -64,9 +64,11 @@ class ModelledPool:
                 paid_until_s=now_s + rented.min_rental_h * SECONDS_PER_H,
             )  # fmt: skip
             await asyncio.sleep(model.start_s)
-            if self.invite is not None:
+            if self.invite is not None and self._is_starting(machine_id):
                 await self._begin(machine_id, await self.invite(machine_id), model)
                 self._set(machine_id, Phase.ACTIVE)
+        if machine_id not in self._handles:
+            raise Refused(f"{machine_id} was given back while it started")
         return self._handles[machine_id]
 
     async def stop(self, machine_id: str) -> None:
@@ -80,6 +82,10 @@ class ModelledPool:
         """The provider takes it away, without notice."""
         self._set(machine_id, Phase.LOST)
         await self._end(machine_id)
+
+    def _is_starting(self, machine_id: str) -> bool:
+        handle = self._handles.get(machine_id)
+        return handle is not None and handle.phase is Phase.STARTING
 
     def _set(self, machine_id: str, phase: Phase) -> None:
         if machine_id in self._handles:
