@@ -70,6 +70,9 @@ DECADE = 10.0
 WIDTH_IN, HEIGHT_IN = 3.7, 1.75
 """About a phone's width at the text size of a page, so that charts need not shrink there."""
 
+WIDE_IN, ROW_IN = 11.4, 0.24
+"""A chart of rows over the whole width, and one of its rows."""
+
 MAX_POINTS = 400
 """Drawn per line; more would make a page of megabytes that looks the same."""
 
@@ -94,9 +97,8 @@ def draw(paint: Callable[[Axes], None], *, unit: str, whole: bool = False) -> Dr
 
     ``whole`` keeps the ticks of the vertical axis at integers.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), layout="constrained")
-        axes = figure.add_subplot()
+
+    def over_steps(axes: Axes) -> None:
         paint(axes)
         axes.set_xlabel("training step", fontsize=7.5)
         axes.set_ylabel(unit, fontsize=7.5)
@@ -104,6 +106,26 @@ def draw(paint: Callable[[Axes], None], *, unit: str, whole: bool = False) -> Dr
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
         if axes.get_yscale() == "log":
             _plain_ticks(axes)
+
+    return _drawn(over_steps, WIDTH_IN, HEIGHT_IN)
+
+
+def draw_wide(paint: Callable[[Axes], None], *, unit: str, rows: int) -> Drawing:
+    """The same for ``rows`` rows of bars over an axis of ``unit``, as wide as the page."""
+
+    def over_time(axes: Axes) -> None:
+        paint(axes)
+        axes.set_xlabel(unit, fontsize=7.5)
+        axes.grid(False)
+
+    return _drawn(over_time, WIDE_IN, ROW_IN * (rows + 2))
+
+
+def _drawn(paint: Callable[[Axes], None], width_in: float, height_in: float) -> Drawing:
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        axes = figure.add_subplot()
+        paint(axes)
         handles, labels = axes.get_legend_handles_labels()
         buffer = io.StringIO()
         canvas: Any = FigureCanvasSVG(figure)  # matplotlib leaves its printing methods untyped

@@ -21,6 +21,7 @@ from echo2.metrics import StepMetrics
 from echo2.report.charts import charts
 from echo2.report.folder import RunFolder, read_run
 from echo2.report.progress import duration, usd
+from echo2.report.timeline import timeline_chart
 from echo2.transport.messages import RunStatus
 
 EVENTS_SHOWN = 200
@@ -90,6 +91,7 @@ def render_report(run: RunFolder, status: RunStatus | None = None) -> str:
         notices=_notices(run),
         tiles=_tiles(run.metrics),
         charts=charts(run.metrics, run.evals, staleness_budget(run.config)),
+        timeline=timeline_chart(run.events),
         tables=[table for table in tables if table.rows],
         events=[_event_row(event) for event in run.events[-EVENTS_SHOWN:]],
     )
