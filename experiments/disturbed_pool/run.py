@@ -36,12 +36,12 @@ SLOWED = 0.25
 """What it gets done so, about."""
 SETTLED_S = 120.0
 """From the start, or from a disturbance, until the pool must have settled."""
-PHASES = ("start", "two are slowed", "one is killed", "two are added")
+PHASES = ("start", "two are slowed", "two are killed", "two are added")
 
 
 class Victims(NamedTuple):
     slowed: tuple[str, ...]
-    killed: str
+    killed: tuple[str, ...]
 
 
 def main() -> None:
@@ -69,12 +69,13 @@ def disturbed(config: Config) -> tuple[list[float], float, Victims, Sequence[Ste
         began = [time.time()]
         time.sleep(SETTLED_S + 20)
         there = workers(run)
-        victims = Victims(tuple(sorted(there)[:2]), sorted(there)[2])
+        victims = Victims(tuple(sorted(there)[:2]), tuple(sorted(there)[2:4]))
         began.append(time.time())
         with slowed([there[name] for name in victims.slowed]):
             time.sleep(SETTLED_S)
             began.append(time.time())
-            os.kill(there[victims.killed], signal.SIGKILL)
+            for name in victims.killed:
+                os.kill(there[name], signal.SIGKILL)
             time.sleep(SETTLED_S)
             began.append(time.time())
             with joined(run, 2):
@@ -164,7 +165,7 @@ def capacity(
     pace = config.rehearsal
     full_per_s = config.rollout.group_size / (pace.group_s * math.exp(pace.group_spread**2 / 2))
     changes: list[tuple[float, float]] = [(began[1], (SLOWED - 1) * full_per_s)] * len(victims.slowed)
-    changes.append((began[2], -full_per_s))
+    changes += [(began[2], -full_per_s)] * len(victims.killed)
     name_of = {event["worker"]: event["name"] for event in events if event["kind"] == "worker_joined"}
     for event in events:
         if event["kind"] == "worker_joined":
