@@ -121,7 +121,7 @@ class Books:
 
     def note_installs(self, now: float) -> None:
         """A worker installed, came or went: the newest publish may be complete."""
-        done = self.publishing.installed([worker.installed for worker in self.fleet.active()], now)
+        done = self.publishing.installed(self.fleet.installed, now)
         if done is not None:
             policy, seconds = done
             self.scoreboard.t_bcast_s = seconds
@@ -130,7 +130,7 @@ class Books:
     def finish_evaluation(self) -> None:
         """Report the evaluation if it is over."""
         evaluation = self.evaluation
-        if evaluation is None or not evaluation.is_over([worker.installed for worker in self.fleet.active()]):
+        if evaluation is None or not evaluation.is_over(self.fleet.installed):
             return
         self.evaluation = None
         line = evaluation.line()
@@ -166,7 +166,7 @@ class Books:
             return "waiting for a learner"
         if self.state.current is None:
             return "waiting for version 0"
-        if not self.fleet.active():
+        if not self.fleet.active_count:
             return "waiting for workers"
         return "waiting for trajectories" if self.learner_waits else "training"
 

@@ -6,7 +6,7 @@ Invariant: T_bcast is measured on one clock, the coordinator's, and only by conf
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from echo2.types import Policy
 
@@ -27,12 +27,12 @@ class Publishing:
         self._started = {p: start for p, start in self._started.items() if p >= policy}
         self._visible = policy
 
-    def installed(self, versions: Sequence[Policy | None], now: float) -> tuple[Policy, float] | None:
-        """``versions`` are the active workers' installed policies: the publish that just completed, and its T_bcast."""
+    def installed(self, running: Mapping[Policy | None, int], now: float) -> tuple[Policy, float] | None:
+        """running: how many active workers run which policy. The publish that just completed, and its T_bcast."""
         policy = self._visible
-        if policy is None or policy not in self._started or not versions:
+        if policy is None or policy not in self._started or not running:
             return None
-        holders = sum(version is not None and version >= policy for version in versions)
-        if holders < math.ceil(len(versions) / self.gamma - 1e-9):
+        holders = sum(count for version, count in running.items() if version is not None and version >= policy)
+        if holders < math.ceil(sum(running.values()) / self.gamma - 1e-9):
             return None
         return policy, now - self._started.pop(policy)

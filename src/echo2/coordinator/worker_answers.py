@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from echo2.broadcast.catalogue import cheapest_path
 from echo2.coordinator.enrolment import check_tasks
-from echo2.coordinator.hall import Hall, bounded
+from echo2.coordinator.hall import Hall
 from echo2.transport import messages as m
 from echo2.types import Verdict
 
@@ -33,7 +33,7 @@ class WorkerAnswers:
         )
 
     async def await_policy(self, peer_id: str, request: m.AwaitPolicy) -> m.Reply:
-        deadline = self.hall.clock.monotonic() + bounded(request.wait_s)
+        deadline = self.hall.clock.monotonic() + self.hall.bounded(request.wait_s)
         self.hall.under_way(request.received)
         while (path := self._path(request)) is None:
             if not await self.hall.news.wait(deadline - self.hall.clock.monotonic()):
@@ -58,7 +58,7 @@ class WorkerAnswers:
 
     async def lease(self, peer_id: str, request: m.RequestLease) -> m.Reply:
         began_s = self.hall.clock.monotonic()
-        deadline_s = began_s + bounded(request.wait_s)
+        deadline_s = began_s + self.hall.bounded(request.wait_s)
         try:
             while (why := self.hall.workers.has_no_part(peer_id)) is not None:
                 if not await self.hall.calls.wait(deadline_s - self.hall.clock.monotonic()):

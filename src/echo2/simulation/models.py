@@ -59,6 +59,9 @@ class WorldModel(msgspec.Struct, frozen=True):
     delta_bytes: float = 2e6
     """Size of every delta; 0 for none, so that each publish is a whole snapshot (``learner.snapshot_bytes``)."""
     commit_s: float = 0.002
+    plays_heartbeats: bool = False
+    """Play every heartbeat and every poll for news. Otherwise those that would change nothing cost nothing
+    (``attendance``); what happens is the same, but for the moments in which outages are noticed."""
     home_skew_s: Skew = 0.0
     """How wrong the wall clock of coordinator and learner is."""
 

@@ -63,7 +63,9 @@ class Installer:
         jitter: Random,
         terms: SnapshotTerms,
         on_install: Callable[[], None],
+        news_wait_s: float = MAX_WAIT_S,
     ) -> None:
+        """news_wait_s: how long a question for news is held while nothing is under way."""
         self._line = line
         self._source = source
         self._stock = stock
@@ -74,6 +76,7 @@ class Installer:
         self._jitter = jitter
         self._terms = terms
         self._on_install = on_install
+        self._news_wait_s = news_wait_s
         self.activity = ""
         """What is going on, for people; empty when nothing is."""
 
@@ -82,7 +85,7 @@ class Installer:
         backoff = Backoff(self._jitter, first_s=1.0)
         while not self._drain.called:
             asked_s = self._clock.monotonic()
-            news = await self._drain.within(None, "news of a policy", self._ask(self._engine.installed))
+            news = await self._drain.within(None, "news of a policy", self._ask(self._engine.installed, self._news_wait_s))
             if news is None or not self._is_news(news):
                 await space_out(asked_s, self._clock, self._drain)
                 continue
@@ -97,10 +100,10 @@ class Installer:
                 self.activity = f"waiting: could not install {news.current}: {error}"
                 await self._drain.pause(backoff.next_s())
 
-    async def _ask(self, after: Policy | None) -> PolicyNews:
+    async def _ask(self, after: Policy | None, wait_s: float = MAX_WAIT_S) -> PolicyNews:
         held = self._stock.held()[-MAX_HELD:]
         received = dict(list(self._source.received().items())[-MAX_HELD:])
-        return await self._line.call(AwaitPolicy(after, MAX_WAIT_S, held, received), PolicyNews)
+        return await self._line.call(AwaitPolicy(after, wait_s, held, received), PolicyNews)
 
     def _is_news(self, news: PolicyNews) -> bool:
         """Whether there is a way to go, or its end is on our own disk already."""
