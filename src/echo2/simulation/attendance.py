@@ -59,20 +59,20 @@ class Attendance:
         """Its beats are real from now on; the last one that was kept back would have been heard then."""
         del self._resting[worker_id]
         worker = self._workers().get(worker_id)
-        if worker is not None and worker.active:
-            worker.last_seen_s = max(worker.last_seen_s, heard_s)
+        if worker is not None and worker.active and heard_s > 0:
+            worker.last_seen_s = heard_s
 
     async def run(self) -> None:
         """Consumes time, for as long as a coordinator lives; produces what heartbeats would have written down."""
         while True:
             await asyncio.sleep(self.heartbeat_s)
             workers, now_s = self._workers(), asyncio.get_running_loop().time()
-            for worker_id, pulse in list(self._resting.items()):
+            for worker_id, pulse in self._resting.items():
                 worker = workers.get(worker_id)
                 if worker is None or not worker.active or worker.draining:
                     pulse.wake()
                 else:
-                    worker.last_seen_s = max(worker.last_seen_s, pulse.heard_s(now_s))
+                    worker.last_seen_s = now_s  # to be set right when its beats are missed
 
 
 class QuietPulse:

@@ -35,6 +35,8 @@ class LinkModel(msgspec.Struct, frozen=True):
     """Down, and up as well unless that is said apart."""
     up_bytes_per_s: float = 0.0
     """0: as fast as down."""
+    reachable: bool = True
+    """Others can dial this machine; one that they cannot feeds nobody."""
     loss: float = 0.0
     """Probability that a request or a reply is lost; objects lose so much of the line's rate."""
 
@@ -116,7 +118,7 @@ class VirtualLine:
         self._beats = beats
         self._cut = False
         self.watchers: list[Callable[[], None]] = []
-        """Called when the line is taken down."""
+        """Called when the line goes down or comes back."""
         self.beat_was_answered = False
         """The newest heartbeat."""
         self.lost_at_s = float("-inf")
@@ -132,7 +134,7 @@ class VirtualLine:
     @cut.setter
     def cut(self, cut: bool) -> None:
         was, self._cut = self._cut, cut
-        if cut and not was:
+        if cut is not was:
             for watcher in list(self.watchers):
                 watcher()
 

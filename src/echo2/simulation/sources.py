@@ -37,9 +37,8 @@ class Carriage:
         self._flow = flows.open(pipes, nbytes, self._end)
         self._watched = (line.watchers, line.desk.watchers)
         for watchers in self._watched:
-            watchers.append(self._end)
-        if not line.is_up:
-            self._end()
+            watchers.append(self._look)
+        self._look()
 
     def __enter__(self) -> Self:
         return self
@@ -47,7 +46,11 @@ class Carriage:
     def __exit__(self, *error: object) -> None:
         self._flows.close(self._flow)
         for watchers in self._watched:
-            watchers.remove(self._end)
+            watchers.remove(self._look)
+
+    def _look(self) -> None:
+        if not self._line.is_up:
+            self._end()
 
     def _end(self) -> None:
         if not self._ended.done():

@@ -28,13 +28,15 @@ from echo2.metrics import StepMetrics
 from echo2.simulation import programs
 from echo2.simulation.attendance import Attendance
 from echo2.simulation.clock import CountedIds, VirtualClock
-from echo2.simulation.flows import Flows, Pipe
-from echo2.simulation.links import Desk, LinkModel, VirtualLine
+from echo2.simulation.engines import SlowSpells
+from echo2.simulation.fates import slow_down, suffer
+from echo2.simulation.flows import Flows
+from echo2.simulation.links import Access, Desk, LinkModel, VirtualLine
 from echo2.simulation.loop import run_virtual
 from echo2.simulation.memory import MemoryDisk, MemorySpool, MemoryStore
 from echo2.simulation.models import LearnerDisk, WorkerModel, WorldModel
 from echo2.simulation.pool import MachineModel, ModelledPool
-from echo2.simulation.programs import COORDINATOR, LEARNER, PRIVATE_KEY
+from echo2.simulation.programs import COORDINATOR, LEARNER, PRIVATE_KEY, make_relays
 from echo2.simulation.record import RecordedEvents
 from echo2.simulation.shelf import MemoryShelf
 from echo2.transport.join import JoinString
@@ -80,8 +82,9 @@ class World:
         self.learner_disk = LearnerDisk()
         self.desk = Desk()
         self.flows = Flows()
-        self.uplink = Pipe(model.uplink_bytes_per_s)
-        """The coordinator's egress."""
+        self.home = Access(LinkModel(latency_s=0.0, bytes_per_s=model.uplink_bytes_per_s))
+        """The coordinator's line."""
+        self.relays = make_relays(config, model, self.home, self.shelf, self.flows)
         self.tasks = load_tasks(config.tasks)
         self.ids = CountedIds()
         self.workers = {worker.name: worker for worker in workers}
@@ -158,12 +161,20 @@ class World:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                for name in (COORDINATOR, LEARNER, *self.workers):
+                models = list(self.workers.values())
+                for name in (COORDINATOR, LEARNER, *(model.name for model in models if not model.fate.arrives_s)):
                     self.start(name)
+                fates = [
+                    group.create_task(self._befall(model), name=f"fate of {model.name}")
+                    for model in models
+                    if not model.is_undisturbed
+                ]
                 story = None if scenario is None else group.create_task(_story(scenario, self), name="scenario")
                 await self.done.wait()
                 if story is not None:
                     story.cancel()
+                for fate in fates:
+                    fate.cancel()
                 left = [life for life in self._lives.values() if not life.done()]
                 if left:
                     await asyncio.wait(left, timeout=ENDING_S)
@@ -171,6 +182,16 @@ class World:
                     life.cancel()
         except BaseExceptionGroup as group_error:
             raise first_cause(group_error) from group_error
+
+    async def _befall(self, model: WorkerModel) -> None:
+        """Begin a worker when it arrives; then what its fate brings."""
+        name, spells = model.name, SlowSpells() if model.engine is None else model.engine.spells
+        if model.fate.arrives_s:
+            await asyncio.sleep(model.fate.arrives_s)
+            self.start(name)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(suffer(self, name, model.fate, Random(f"{self.seed}/fate {name}")))
+            group.create_task(slow_down(self, name, spells, Random(f"{self.seed}/spells {name}")))
 
     # ---- programs ----------------------------------------------------------------------------------------------
 

@@ -68,8 +68,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Silence of the coordinator after which the worker shuts itself down."""
     thinking: bool = False
     jitter_seed: int = 0
-    news_wait_s: float = MAX_WAIT_S
-    """How long the coordinator may hold a question for news while no object is under way."""
+    poll_s: float = MAX_WAIT_S
+    """How long the coordinator may hold a question for a lease, or for news while no object is under way."""
 
 
 class Worker:
@@ -99,7 +99,7 @@ class Worker:
         self._drain = Recall()
         self._installer = Installer(
             self._line, source, stock, engine, self._drain, clock, events, self._jitter, options.snapshots,
-            self._on_install, options.news_wait_s,
+            self._on_install, options.poll_s,
         )  # fmt: skip
         self._outbox = Outbox(self._line, spool, self._drain, events, options.orphan_after_s)
         self._finished = False
@@ -188,7 +188,7 @@ class Worker:
             installed = self._engine.installed
             assert installed is not None, "a lane runs only after the first install"
             asked_s = self._clock.monotonic()
-            ask = self._line.call(RequestLease(installed, MAX_WAIT_S), LeaseGrant, LeaseWait)
+            ask = self._line.call(RequestLease(installed, self._options.poll_s), LeaseGrant, LeaseWait)
             try:
                 reply = await self._drain.within(None, "a lease", ask)
             except Unauthorised:
