@@ -103,7 +103,7 @@ def test_the_pool_rate_counts_living_workers_and_not_the_time_the_gate_held_them
     assert fleet.pool_rate_per_s(4.0) == 2.0
     fleet.held("w1", 4.0)
     assert fleet.pool_rate_per_s(8.0) == 2.0
-    fleet.workers["w1"].active = False
+    fleet.retire("w1", left=True)
     assert fleet.pool_rate_per_s(8.0) == 0.0
 
 

@@ -2,65 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from echo2.config.root import Config
-from echo2.coordinator.publishing import Holding, Publishing
+from echo2.coordinator.publishing import Publishing
 from echo2.coordinator.scoreboard import Scoreboard
 from echo2.types import Policy
 
 OLD, NEW = Policy(0, 2), Policy(0, 4)
 
 
-def publishing(active: Holding) -> Publishing:
+def publishing(rates_per_s: Mapping[str, float]) -> Publishing:
     made = Publishing(gamma=1.1)
-    made.start(NEW, {name: 1.0 for name, held in active.items() if held is not None}, 10.0)
+    made.start(NEW, rates_per_s, 10.0)
     made.visible(NEW, 12.0)
     return made
 
 
 def test_the_publish_ends_when_its_share_of_the_generating_workers_installed_it() -> None:
-    before: Holding = {f"w{i}": OLD for i in range(20)}
-    made = publishing(before)
-    most = {name: NEW if i < 18 else OLD for i, name in enumerate(before)}
-    assert made.installed(most, 20.0) is None, "ceil(20 / 1.1) = 19"
-    assert made.installed({**most, "w18": NEW}, 21.0) == (NEW, 11.0)
-    assert made.installed({**most, "w18": NEW}, 22.0) is None, "once"
+    made = publishing({f"w{i}": 2.0 for i in range(20)})
+    for number in range(18):
+        made.installs(f"w{number}", NEW)
+        assert made.arrived({}, 20.0) is None, "ceil(20 / 1.1) = 19"
+    made.installs("w18", NEW)
+    assert made.arrived({}, 21.0) == (NEW, 11.0)
+    made.installs("w19", NEW)
+    assert made.arrived({}, 22.0) is None, "once"
+
+
+@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_each_worker_counts_for_what_it_delivers(rates: list[float], random: object) -> None:
+    workers = {f"w{number}": rate for number, rate in enumerate(rates)}
+    made, order = publishing(workers), list(workers)
+    random.shuffle(order)  # type: ignore[attr-defined]
+    have = 0.0
+    for name in order:
+        assert made.arrived({}, 19.0) is None
+        made.installs(name, NEW)
+        have += workers[name]
+        if have >= sum(rates) / 1.1 * (1 - 1e-12):
+            break
+    assert made.arrived({}, 20.0) == (NEW, 10.0)
 
 
 def test_who_joins_during_a_publish_does_not_make_it_look_slow() -> None:
-    made = publishing({"w0": OLD, "starting": None})
-    assert made.installed({"w0": OLD, "starting": None, "joined": None}, 13.0) is None
-    assert made.installed({"w0": NEW, "starting": None, "joined": None}, 14.0) == (NEW, 4.0)
+    made = publishing({"w0": 1.0})
+    assert made.arrived({OLD: 1, None: 2}, 13.0) is None
+    made.installs("joined", NEW)
+    assert made.arrived({OLD: 1, NEW: 1, None: 1}, 13.0) is None
+    made.installs("w0", NEW)
+    assert made.arrived({NEW: 2, None: 1}, 14.0) == (NEW, 4.0)
 
 
 def test_who_hardly_delivers_keeps_nobody_waiting() -> None:
-    made = Publishing(gamma=1.1)
-    made.start(NEW, {"w0": 4.0, "w1": 4.0, "slow": 0.5}, 10.0)
-    made.visible(NEW, 12.0)
-    assert made.installed({"w0": NEW, "w1": OLD, "slow": NEW}, 13.0) is None
-    assert made.installed({"w0": NEW, "w1": NEW, "slow": OLD}, 14.0) == (NEW, 4.0)
+    made = publishing({"w0": 4.0, "w1": 4.0, "slow": 0.5})
+    for name in ("w0", "slow"):
+        made.installs(name, NEW)
+    assert made.arrived({}, 13.0) is None
+    other = publishing({"w0": 4.0, "w1": 4.0, "slow": 0.5})
+    for name in ("w0", "w1"):
+        other.installs(name, NEW)
+    assert other.arrived({}, 14.0) == (NEW, 4.0)
 
 
 def test_while_nobody_has_delivered_all_count_the_same() -> None:
-    made = Publishing(gamma=1.1)
-    made.start(NEW, {"w0": 0.0, "w1": 0.0}, 10.0)
-    made.visible(NEW, 12.0)
-    assert made.installed({"w0": NEW, "w1": OLD}, 13.0) is None
-    assert made.installed({"w0": NEW, "w1": NEW}, 14.0) == (NEW, 4.0)
+    made = publishing({"w0": 0.0, "w1": 0.0})
+    made.installs("w0", NEW)
+    assert made.arrived({}, 13.0) is None
+    made.installs("w1", NEW)
+    assert made.arrived({}, 14.0) == (NEW, 4.0)
 
 
 def test_who_leaves_during_a_publish_is_not_waited_for() -> None:
-    made = publishing({"w0": OLD, "w1": OLD})
-    assert made.installed({"w1": NEW}, 14.0) == (NEW, 4.0)
+    made = publishing({"w0": 1.0, "w1": 1.0})
+    made.installs("w1", NEW)
+    made.loses("w0")
+    assert made.arrived({NEW: 1}, 14.0) == (NEW, 4.0)
 
 
-@pytest.mark.parametrize("before", [{}, {"w0": None}, {"gone": OLD}])
-def test_where_nobody_generated_or_is_left_everybody_counts(before: Holding) -> None:
-    made = publishing(before)
-    assert made.installed({}, 13.0) is None
-    assert made.installed({"w0": None, "w1": NEW}, 13.0) is None
-    assert made.installed({"w0": NEW, "w1": NEW}, 15.0) == (NEW, 5.0)
+def test_an_older_install_is_not_this_publish() -> None:
+    made = publishing({"w0": 1.0})
+    made.installs("w0", OLD)
+    assert made.arrived({OLD: 1}, 14.0) is None
+
+
+@pytest.mark.parametrize("gone", [(), ("w0", "w1")])
+def test_where_nobody_generated_or_is_left_everybody_counts(gone: tuple[str, ...]) -> None:
+    made = publishing(dict.fromkeys(gone, 1.0))
+    for name in gone:
+        made.loses(name)
+    assert made.arrived({}, 13.0) is None
+    assert made.arrived({None: 1, NEW: 1}, 13.0) is None
+    assert made.arrived({NEW: 2}, 15.0) == (NEW, 5.0)
 
 
 def test_one_slow_publish_asks_for_no_more_machines() -> None:

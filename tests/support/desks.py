@@ -16,10 +16,10 @@ from echo2.coordinator.program import Coordinator
 from echo2.data.cursor import PromptCursor
 from echo2.data.registry import load_tasks
 from echo2.simulation.clock import CountedIds, VirtualClock
-from echo2.simulation.links import NoRelays
 from echo2.simulation.memory import MemoryStore
 from echo2.simulation.record import RecordedEvents
 from echo2.simulation.shelf import MemoryShelf
+from echo2.simulation.sources import NoRelays
 from echo2.transport.messages import (
     Attach,
     Attached,

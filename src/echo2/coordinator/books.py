@@ -143,7 +143,7 @@ class Books:
 
     def note_installs(self, now: float) -> None:
         """A worker installed, came or went: the newest publish may be complete."""
-        done = self.publishing.installed(self._holding(), now)
+        done = self.publishing.arrived(self.fleet.installed, now)
         if done is not None:
             policy, seconds = done
             self.scoreboard.disseminated(seconds)
@@ -154,14 +154,10 @@ class Books:
         generating = [worker for worker in self.fleet.active() if worker.installed is not None and not worker.draining]
         self.publishing.start(policy, {worker.worker_id: worker.rate.rate_per_s(now) for worker in generating}, now)
 
-    def _holding(self) -> dict[str, Policy | None]:
-        """Installed policies of the workers that are to generate."""
-        return {worker.worker_id: worker.installed for worker in self.fleet.active() if not worker.draining}
-
     def finish_evaluation(self) -> None:
         """Report the evaluation if it is over."""
         evaluation = self.evaluation
-        if evaluation is None or not evaluation.is_over([worker.installed for worker in self.fleet.active()]):
+        if evaluation is None or not evaluation.is_over(self.fleet.installed):
             return
         self.evaluation = None
         line = evaluation.line()
@@ -197,7 +193,7 @@ class Books:
             return "waiting for a learner"
         if self.state.current is None:
             return "waiting for version 0"
-        if not self.fleet.active():
+        if not self.fleet.active_count:
             return "waiting for workers"
         return "waiting for trajectories" if self.learner_waits else "training"
 

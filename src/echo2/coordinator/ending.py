@@ -35,7 +35,7 @@ class Ending:
                 self._since = now
                 books.events.emit("draining", reason=books.stop_reason)
             return False
-        if books.fleet.active() and waited <= DRAIN_S:
+        if books.fleet.active_count and waited <= DRAIN_S:
             return False
         books.state.finished = books.all_steps_reported
         books.events.emit("done", steps=books.state.steps_reported, reason=books.stop_reason)
@@ -50,4 +50,6 @@ class Ending:
 
     def _evaluation_runs(self) -> bool:
         """Of a run that did all its steps; one that was stopped early does not wait for numbers."""
-        return self.books.all_steps_reported and self.books.evaluation is not None and bool(self.books.fleet.active())
+        return (
+            self.books.all_steps_reported and self.books.evaluation is not None and bool(self.books.fleet.active_count)
+        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -99,8 +99,8 @@ class Evaluation:
                 verdicts.append(Verdict.ACCEPTED)
         return verdicts + [Verdict.UNATTRIBUTED] * (len(rows) - len(verdicts))
 
-    def is_over(self, installed: Sequence[Policy | None]) -> bool:
-        """All prompts are scored, or nobody can score the rest. ``installed`` are the active workers' versions."""
+    def is_over(self, installed: Collection[Policy | None]) -> bool:
+        """All prompts are scored, or nobody can score the rest. ``installed`` are the active workers' policies."""
         if self.policy is None or self.leased:
             return False
         return not self.waiting or all(version is not None and version > self.policy for version in installed)

@@ -9,7 +9,9 @@ Pure: time enters as a number.
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
+from itertools import takewhile
 
 import msgspec
 
@@ -70,7 +72,11 @@ class Fleet:
         self.workers: dict[str, WorkerRecord] = {}
         self.offered: dict[str, DeliveryRate] = {}
         """By machine of a pool that starts: what is expected of its worker before it has delivered."""
+        self.installed: Counter[Policy | None] = Counter()
+        """How many active workers run which policy."""
         self.leases: dict[str, RunningLease] = {}
+        self._leases_of: dict[str, dict[str, RunningLease]] = {}
+        """The same by worker."""
         self._durations: deque[float] = deque(maxlen=DURATIONS_KEPT)
         self._fresh: deque[RunningLease] = deque()
         """Leases not overdue yet, oldest first; ended ones linger until they reach the front."""
@@ -80,6 +86,7 @@ class Fleet:
     ) -> WorkerRecord:
         """A request of this worker arrived. usd_per_h: None where its owner does not say."""
         worker = self.workers.get(worker_id)
+        is_new = worker is None
         if worker is None:
             price = self.usd_per_h if usd_per_h is None else usd_per_h
             rate = self.offered.get(machine_id, DeliveryRate())
@@ -90,8 +97,30 @@ class Fleet:
             worker.patience_s = min(PATIENCE_GROWTH * worker.patience_s, max(self.dead_after_s, self.lease_max_s))
             worker.rate = worker.rate.held(now - worker.last_seen_s)
         worker.last_seen_s = now
+        if not worker.active or is_new:
+            self.installed[worker.installed] += 1
         worker.active, worker.left = True, False
         return worker
+
+    def run(self, worker_id: str, policy: Policy | None) -> None:
+        """The worker installed the policy; None when it started anew and runs nothing."""
+        worker = self.workers[worker_id]
+        if worker.active:
+            self._count(worker, -1)
+            self.installed[policy] += 1
+        worker.installed = policy
+
+    def retire(self, worker_id: str, *, left: bool) -> None:
+        """The worker counts no more. left: it said so."""
+        worker = self.workers[worker_id]
+        if worker.active:
+            self._count(worker, -1)
+        worker.active, worker.left = False, left
+
+    def _count(self, worker: WorkerRecord, by: int) -> None:
+        self.installed[worker.installed] += by
+        if not self.installed[worker.installed]:
+            del self.installed[worker.installed]
 
     def on(self, machine_id: str) -> WorkerRecord | None:
         """The newest worker on a pool's machine."""
@@ -114,8 +143,13 @@ class Fleet:
     def active(self) -> list[WorkerRecord]:
         return [worker for worker in self.workers.values() if worker.active]
 
+    @property
+    def active_count(self) -> int:
+        return self.installed.total()
+
     def start(self, lease: RunningLease) -> None:
         self.leases[lease.lease_id] = lease
+        self._leases_of.setdefault(lease.worker_id, {})[lease.lease_id] = lease
         self._fresh.append(lease)
         worker = self.workers.get(lease.worker_id)
         if worker is not None:
@@ -124,6 +158,8 @@ class Fleet:
     def end(self, lease_id: str, now: float, delivered_rows: int | None) -> RunningLease | None:
         """The lease ended; with rows it also counts for the median and the worker's rate."""
         lease = self.leases.pop(lease_id, None)
+        if lease is not None:
+            del self._leases_of[lease.worker_id][lease_id]
         if lease is not None and delivered_rows is not None:
             self._durations.append(now - lease.granted_s)
         return lease
@@ -141,7 +177,7 @@ class Fleet:
             worker.rate = worker.rate.held(seconds)
 
     def leases_of(self, worker_id: str) -> list[RunningLease]:
-        return [lease for lease in self.leases.values() if lease.worker_id == worker_id]
+        return list(self._leases_of.get(worker_id, {}).values())
 
     def overdue_after_s(self) -> float:
         usual_s = self.usual_lease_s()
@@ -158,12 +194,16 @@ class Fleet:
 
     def lost(self, now: float) -> tuple[list[WorkerRecord], list[RunningLease]]:
         """Workers that just fell silent for too long, and leases that are lost with them or are too old."""
-        silent = [w for w in self.active() if now - w.last_seen_s > w.patience_s]
+        silent = [w for w in self.workers.values() if w.active and now - w.last_seen_s > w.patience_s]
         for worker in silent:
-            worker.active = False
-        gone = {w.worker_id for w in self.workers.values() if not w.active}
-        lost = [x for x in self.leases.values() if x.worker_id in gone or now - x.granted_s > self.lease_max_s]
-        return silent, lost
+            self.retire(worker.worker_id, left=False)
+        lost = {x.lease_id: x for worker in silent for x in self.leases_of(worker.worker_id)}
+        lost.update((x.lease_id, x) for x in self._too_old(now))
+        return silent, list(lost.values())
+
+    def _too_old(self, now: float) -> Iterable[RunningLease]:
+        """They lie in the order in which they were granted."""
+        return takewhile(lambda lease: now - lease.granted_s > self.lease_max_s, self.leases.values())
 
     def pool_rate_per_s(self, now: float) -> float:
         """Equation (4) over heartbeats."""

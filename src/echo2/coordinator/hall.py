@@ -23,7 +23,18 @@ from echo2.transport.messages import MAX_WAIT_S
 class Hall:
     """The books and their two desks, and the waits around them."""
 
-    def __init__(self, books: Books, store: Store, shelf: Shelf, seed: Seed, clock: Clock, lines: Lines) -> None:
+    def __init__(
+        self,
+        books: Books,
+        store: Store,
+        shelf: Shelf,
+        seed: Seed,
+        clock: Clock,
+        lines: Lines,
+        longest_wait_s: float = MAX_WAIT_S,
+    ) -> None:
+        """longest_wait_s: for which a question may be held; what connections survive."""
+        self.longest_wait_s = longest_wait_s
         self.books = books
         self.config, self.events = books.config, books.events
         self.workers = WorkerDesk(books)
@@ -98,16 +109,15 @@ class Hall:
         """Some worker brings these objects: they stay as long as it goes on saying so."""
         self._told |= dict.fromkeys(roots, self.clock.monotonic())
 
+    def bounded(self, wait_s: float) -> float:
+        """A long poll's wait, within what connections survive."""
+        return min(max(wait_s, 0.0), self.longest_wait_s)
+
     async def prune(self) -> None:
         """Let go of what nobody needs any more."""
         now = self.clock.monotonic()
         lately_s = self.config.coordinator.dead_after_s
         self._told = {root: told_s for root, told_s in self._told.items() if now - told_s <= lately_s}
-        held = {worker.installed for worker in self.books.fleet.active() if worker.installed is not None}
+        held = {policy for policy in self.books.fleet.installed if policy is not None}
         for root in await self.shelf.prune(self.books.kept_policies(), held, set(self._told)):
             await self.seed.withdraw(root)
-
-
-def bounded(wait_s: float) -> float:
-    """A long poll's wait, within what connections survive."""
-    return min(max(wait_s, 0.0), MAX_WAIT_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from echo2.broadcast.parse import parse_manifest
-from echo2.coordinator.hall import Hall, bounded
+from echo2.coordinator.hall import Hall
 from echo2.data.groups import Batch
 from echo2.metrics import StepMetrics
 from echo2.report.transcripts import choose
@@ -31,7 +31,7 @@ class LearnerAnswers:
     async def batch(self, peer_id: str, request: m.RequestBatch) -> m.Reply:
         """Consumes a request; waits for P closed groups; unblocked by submissions and time; produces batch t."""
         start = self.hall.clock.monotonic()
-        deadline = start + bounded(request.wait_s)
+        deadline = start + self.hall.bounded(request.wait_s)
         found: Batch | str = ""
         try:
             while isinstance(

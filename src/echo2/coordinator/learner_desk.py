@@ -116,8 +116,8 @@ class LearnerDesk:
         """What the next batch waits for, as a sentence."""
         buffer = self.books.buffer
         return (
-            f"batch {buffer.next_batch} has {len(buffer.ready_groups())} of {self.books.config.prompts_per_step} "
-            f"groups, {len(self.books.fleet.leases)} are leased, {len(self.books.fleet.active())} workers are active"
+            f"batch {buffer.next_batch} has {buffer.ready_count} of {self.books.config.prompts_per_step} "
+            f"groups, {len(self.books.fleet.leases)} are leased, {self.books.fleet.active_count} workers are active"
         )
 
     def report(self, report: ReportStep, now: float, wall_time: float) -> tuple[StepAccepted, StepMetrics | None]:
@@ -153,7 +153,7 @@ class LearnerDesk:
             learner={name: value for name, value in report.stats.items() if math.isfinite(value)},
             wall_time=wall_time,
             mu_pool_per_s=books.fleet.pool_rate_per_s(now),
-            workers_active=len(books.fleet.active()),
+            workers_active=books.fleet.active_count,
             usd_per_h=books.bill.usd_per_h,
             step_cost_usd=step_cost_usd,
             cost_usd_by_name=books.costs_usd(now),

@@ -77,14 +77,16 @@ class Coordinator:
         task_fingerprints: Mapping[str, str] | None = None,
         relays: Standings = no_relays,
         pools: Callable[[Invitations, Benches], Sequence[Pool]] = no_pools,
+        longest_wait_s: float = m.MAX_WAIT_S,
     ) -> None:
+        """longest_wait_s: for which a question may be held; what connections survive."""
         self.config = config
         self.shelf = shelf
         self.clock = clock
         self.ids = ids
         self.events = events
         self.books = Books(config, loaded, run_id, prompts, ids, events)
-        self.hall = Hall(self.books, store, shelf, seed, clock, lines)
+        self.hall = Hall(self.books, store, shelf, seed, clock, lines, longest_wait_s)
         self.registry = Registry(loaded.tokens, loaded.peers)
         self.snapshot_public_key = snapshot_public_key
         self._relays = relays
@@ -223,7 +225,7 @@ class Coordinator:
             learner_attached=books.learner_attached,
             learner_waits=books.learner_waits,
             published=books.state.current is not None,
-            workers_active=len(books.fleet.active()),
+            workers_active=books.fleet.active_count,
             batch=self.hall.learner.lacking() + (BARREN if self.hall.workers.fruitless else ""),
             t_train_s=books.scoreboard.t_train_s,
         )

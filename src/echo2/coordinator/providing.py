@@ -104,6 +104,8 @@ class Provided:
         if worker is None:
             return
         worker.waits, worker.draining = worker.volunteers, not worker.volunteers
+        self._books.publishing.loses(worker.worker_id)
+        self._books.note_installs(self._hall.clock.monotonic())
         self._hall.queue.turn_away(worker.worker_id, "its machine is not needed any more")
         if worker.volunteers:
             while worker.active and self._books.fleet.leases_of(worker.worker_id):

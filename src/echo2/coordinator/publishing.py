@@ -6,26 +6,49 @@ brings a model and a start-up along, which is not dissemination, and one that ha
 Where none of them is left, and at the first publish, everybody counts, and the same. For workers that deliver alike it
 is the share of workers (paper §3.2).
 
-Pure.
+Pure; an install costs the same however many workers there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from echo2.types import Policy
 
 _TOLERANCE = 1e-9
 
-Holding = Mapping[str, Policy | None]
-"""What the active workers have installed, by id."""
 
+class _Publish:
+    def __init__(self, started_s: float, rates_per_s: Mapping[str, float]) -> None:
+        alike = not sum(rates_per_s.values()) > 0
+        self.started_s = started_s
+        self.waiting = dict.fromkeys(rates_per_s, 1.0) if alike else dict(rates_per_s)
+        """What they deliver, of the workers that have not installed it."""
+        self.waiting_per_s = sum(self.waiting.values())
+        self.installed_per_s = 0.0
+        self.installed = 0
 
-class _Publish(NamedTuple):
-    started_s: float
-    rates_per_s: Mapping[str, float]
-    """Of the workers that generated then."""
+    def installs(self, worker_id: str) -> None:
+        if worker_id in self.waiting:
+            self.installed += 1
+            self.installed_per_s += self._drop(worker_id)
+
+    def loses(self, worker_id: str) -> None:
+        if worker_id in self.waiting:
+            self._drop(worker_id)
+
+    def _drop(self, worker_id: str) -> float:
+        rate = self.waiting.pop(worker_id)
+        self.waiting_per_s = self.waiting_per_s - rate if self.waiting else 0.0
+        return rate
+
+    def has_arrived(self, gamma: float, running: Mapping[Policy | None, int], policy: Policy) -> bool:
+        if self.waiting or self.installed:
+            have, all_of = self.installed_per_s, self.installed_per_s + self.waiting_per_s
+        else:
+            have = sum(count for held, count in running.items() if held is not None and held >= policy)
+            all_of = sum(running.values())
+        return have > 0 and have >= all_of / gamma * (1 - _TOLERANCE)
 
 
 class Publishing:
@@ -39,29 +62,33 @@ class Publishing:
 
         rates_per_s: what the workers that generate deliver, by id.
         """
-        self._started.setdefault(policy, _Publish(now, dict(rates_per_s)))
+        if policy not in self._started:
+            self._started[policy] = _Publish(now, rates_per_s)
 
     def visible(self, policy: Policy, now: float) -> None:
         """Workers can see ``policy``; older publishes that did not complete never will."""
-        self._started.setdefault(policy, _Publish(now, {}))
+        self.start(policy, {}, now)
         self._started = {p: publish for p, publish in self._started.items() if p >= policy}
         self._visible = policy
 
-    def installed(self, active: Holding, now: float) -> tuple[Policy, float] | None:
-        """Some worker installed, came or went: the publish that just completed, and its T_bcast."""
+    def installs(self, worker_id: str, policy: Policy) -> None:
+        for started, publish in self._started.items():
+            if policy >= started:
+                publish.installs(worker_id)
+
+    def loses(self, worker_id: str) -> None:
+        """The worker went away, or was told to."""
+        for publish in self._started.values():
+            publish.loses(worker_id)
+
+    def arrived(self, running: Mapping[Policy | None, int], now: float) -> tuple[Policy, float] | None:
+        """Some worker installed, came or went: the publish that just completed, and its T_bcast.
+
+        running: how many active workers run which policy.
+        """
         policy = self._visible
-        if policy is None or policy not in self._started or not active:
+        if policy is None or policy not in self._started:
             return None
-        began = self._started[policy]
-        weights = {worker: rate for worker, rate in began.rates_per_s.items() if worker in active}
-        if not sum(weights.values()) > 0:
-            weights = dict.fromkeys(weights or active, 1.0)
-        installed = sum(weight for worker, weight in weights.items() if _holds(active[worker], policy))
-        if installed < sum(weights.values()) / self.gamma * (1 - _TOLERANCE):
+        if not self._started[policy].has_arrived(self.gamma, running, policy):
             return None
-        del self._started[policy]
-        return policy, now - began.started_s
-
-
-def _holds(held: Policy | None, policy: Policy) -> bool:
-    return held is not None and held >= policy
+        return policy, now - self._started.pop(policy).started_s

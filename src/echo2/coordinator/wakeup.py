@@ -15,10 +15,10 @@ from echo2.types import Policy
 
 class Wakeup:
     def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
     def notify(self) -> None:
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -26,15 +26,14 @@ class Wakeup:
     async def wait(self, timeout_s: float) -> bool:
         """Whether a notification came within the time."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self._waiters[waiter] = None
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
                 await waiter
         except TimeoutError:
             return False
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            self._waiters.pop(waiter, None)
         return True
 
 
@@ -46,10 +45,14 @@ class LeaseQueue:
 
     def __init__(self) -> None:
         self._waiting: dict[Policy, deque[tuple[str, asyncio.Future[LeaseGrant | LeaseWait]]]] = {}
+        self._asked: dict[str, list[tuple[Policy, asyncio.Future[LeaseGrant | LeaseWait]]]] = {}
+        """By worker; ended ones linger until it asks again."""
 
     def put(self, worker_id: str, installed: Policy) -> asyncio.Future[LeaseGrant | LeaseWait]:
         waiter: asyncio.Future[LeaseGrant | LeaseWait] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(installed, deque()).append((worker_id, waiter))
+        asked = [(version, other) for version, other in self._asked.get(worker_id, ()) if not other.done()]
+        self._asked[worker_id] = [*asked, (installed, waiter)]
         return waiter
 
     def versions(self) -> list[Policy]:
@@ -68,17 +71,15 @@ class LeaseQueue:
 
     def send_back(self, worker_id: str, installed: Policy) -> None:
         """The worker has installed something else meanwhile: it asks again under that."""
-        for version, queue in self._waiting.items():
-            for waiter_id, waiter in queue:
-                if waiter_id == worker_id and version != installed and not waiter.done():
-                    waiter.set_result(LeaseWait(f"{installed} was installed meanwhile"))
+        for version, waiter in self._asked.get(worker_id, ()):
+            if version != installed and not waiter.done():
+                waiter.set_result(LeaseWait(f"{installed} was installed meanwhile"))
 
     def turn_away(self, worker_id: str, reason: str) -> None:
         """The worker gets no lease now, whatever the gate says: those behind it shall not wait for it."""
-        for queue in self._waiting.values():
-            for waiter_id, waiter in queue:
-                if waiter_id == worker_id and not waiter.done():
-                    waiter.set_result(LeaseWait(reason))
+        for _, waiter in self._asked.get(worker_id, ()):
+            if not waiter.done():
+                waiter.set_result(LeaseWait(reason))
 
     @staticmethod
     def forget(waiter: asyncio.Future[LeaseGrant | LeaseWait]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from echo2.broadcast.catalogue import cheapest_path
 from echo2.coordinator.enrolment import check_tasks
-from echo2.coordinator.hall import Hall, bounded
+from echo2.coordinator.hall import Hall
 from echo2.transport import messages as m
 from echo2.types import Verdict
 
@@ -33,7 +33,7 @@ class WorkerAnswers:
         )
 
     async def await_policy(self, peer_id: str, request: m.AwaitPolicy) -> m.Reply:
-        deadline = self.hall.clock.monotonic() + bounded(request.wait_s)
+        deadline = self.hall.clock.monotonic() + self.hall.bounded(request.wait_s)
         self.hall.under_way(request.received)
         while (path := self._path(request)) is None:
             if not await self.hall.news.wait(deadline - self.hall.clock.monotonic()):
@@ -57,17 +57,12 @@ class WorkerAnswers:
         return await self.hall.seed.certify(peer_id, request.public_key_pem)
 
     async def lease(self, peer_id: str, request: m.RequestLease) -> m.Reply:
-        began_s = self.hall.clock.monotonic()
-        deadline_s = began_s + bounded(request.wait_s)
-        try:
+        deadline_s = self.hall.clock.monotonic() + self.hall.bounded(request.wait_s)
+        with _HeldBack(self.hall, peer_id, deadline_s):
             while (why := self.hall.workers.has_no_part(peer_id)) is not None:
                 if not await self.hall.calls.wait(deadline_s - self.hall.clock.monotonic()):
                     return m.LeaseWait(why)
             return await self._queued(peer_id, request, deadline_s)
-        finally:
-            # One of the worker's lease loops was held back so long; that says nothing about its rate.
-            held_s = (self.hall.clock.monotonic() - began_s) / self.hall.config.rollout.concurrent_groups
-            self.hall.books.fleet.held(peer_id, held_s)
 
     async def _queued(self, peer_id: str, request: m.RequestLease, deadline_s: float) -> m.Reply:
         """The gate's answer, once it is this worker's turn."""
@@ -101,3 +96,36 @@ class WorkerAnswers:
             self.hall.queue.send_back(peer_id, request.installed)
         self.hall.pump()
         return reply
+
+
+class _HeldBack:
+    """One of a worker's lease loops is held back; that says nothing about its rate. It is told at once where a question
+    is held for longer than connections survive."""
+
+    def __init__(self, hall: Hall, peer_id: str, deadline_s: float) -> None:
+        self._hall = hall
+        self._peer_id = peer_id
+        self._told_s = hall.clock.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        if deadline_s - self._told_s > m.MAX_WAIT_S:
+            self._tell_later()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tell()
+
+    def _tell(self) -> None:
+        now = self._hall.clock.monotonic()
+        lanes = self._hall.config.rollout.concurrent_groups
+        self._hall.books.fleet.held(self._peer_id, (now - self._told_s) / lanes)
+        self._told_s = now
+
+    def _tell_later(self) -> None:
+        def ring() -> None:
+            self._tell()
+            self._tell_later()
+
+        self._timer = asyncio.get_running_loop().call_later(m.MAX_WAIT_S, ring)

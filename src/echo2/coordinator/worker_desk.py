@@ -7,6 +7,7 @@ its worker; everything else is unattributed and changes no row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from blake3 import blake3
 
@@ -35,6 +36,8 @@ class WorkerDesk:
         """A lease ended without an accepted row, and none was accepted since: granting more is no progress (I7)."""
         self.dismissals = 0
         """Workers that left or fell silent so far."""
+        self._drops_seen = 0
+        """Groups that had been dropped when their leases were looked for last."""
 
     # ---- workers ------------------------------------------------------------------------------------------------
 
@@ -57,7 +60,7 @@ class WorkerDesk:
                 self.lose(lease, "its worker restarted", now)
         if self.books.evaluation is not None:
             self.books.evaluation.reconcile(worker_id, held, granted_before=now)
-        self.fleet.workers[worker_id].installed = None
+        self.fleet.run(worker_id, None)
         self.fleet.restarted(worker_id)
 
     def heartbeat(self, worker_id: str, beat: Heartbeat, now: float) -> HeartbeatReply:
@@ -67,8 +70,9 @@ class WorkerDesk:
             # Nobody can hold it: believed, it would end a publish and an evaluation that nobody has seen.
             self.events.emit("impossible_install", worker=worker_id, policy=str(beat.installed))
         elif beat.installed is not None and beat.installed != worker.installed:
-            worker.installed = beat.installed
+            self.fleet.run(worker_id, beat.installed)
             self.events.emit("installed", worker=worker_id, policy=str(beat.installed))
+            self.books.publishing.installs(worker_id, beat.installed)
             self.books.note_installs(now)
         grace = max(LEASE_REPLY_GRACE_S, 5 * self.config.coordinator.heartbeat_s)
         for lease in self.fleet.leases_of(worker_id):
@@ -86,7 +90,7 @@ class WorkerDesk:
         for lease in self.fleet.leases_of(worker_id):
             self.lose(lease, "its worker left", now)
         if worker is not None and worker.active:
-            worker.active, worker.left = False, True
+            self.fleet.retire(worker_id, left=True)
             self._dismiss(worker, now)
 
     def _dismiss(self, worker: WorkerRecord, now: float) -> None:
@@ -95,13 +99,14 @@ class WorkerDesk:
         if self.books.evaluation is not None:
             self.books.evaluation.reconcile(worker.worker_id, (), granted_before=now)
         self.events.emit("worker_left", worker=worker.worker_id)
+        self.books.publishing.loses(worker.worker_id)
         self.books.note_installs(now)
 
     def lose(self, lease: RunningLease, why: str, now: float) -> None:
         self.fruitless = True
         self.fleet.end(lease.lease_id, now, None)
         self.buffer.lose_lease(lease.group_id, lease.attempt)
-        self.events.emit("lease_lost", lease=lease.lease_id, group=lease.group_id, why=why)
+        self.events.emit("lease_lost", lease=lease.lease_id, group=lease.group_id, worker=lease.worker_id, why=why)
 
     def return_lease(self, grant: LeaseGrant, now: float) -> None:
         """The grant never reached its worker."""
@@ -129,11 +134,17 @@ class WorkerDesk:
 
     def _end_dropped(self, now: float) -> None:
         """Leases whose group aged out or was rolled back: their workers are told to stop, their versions may go."""
+        if self.buffer.groups_dropped == self._drops_seen:
+            return
+        self._drops_seen = self.buffer.groups_dropped
         for lease in list(self.fleet.leases.values()):
             group = self.buffer.groups.get(lease.group_id)
             if group is None or not group.leased or group.attempt != lease.attempt:
-                self.fleet.end(lease.lease_id, now, None)
-                self.events.emit("lease_ended", lease=lease.lease_id, group=lease.group_id, why="its group is gone")
+                self._end(lease, "its group is gone", now)
+
+    def _end(self, lease: RunningLease, why: str, now: float) -> None:
+        self.fleet.end(lease.lease_id, now, None)
+        self.events.emit("lease_ended", lease=lease.lease_id, group=lease.group_id, worker=lease.worker_id, why=why)
 
     # ---- leases and submissions ---------------------------------------------------------------------------------
 
@@ -146,9 +157,13 @@ class WorkerDesk:
             groups_per_batch=self.config.prompts_per_step,
             last_batch=self.config.run.steps - 1,
             live=self.buffer.live,
-            published=tuple(policy.version for policy in self.state.published),
+            published=self._published_since(version),
         )
         return closed_because(inputs, version)
+
+    def _published_since(self, version: int) -> tuple[int, ...]:
+        """Published versions that bound what may be leased at ``version``: it itself and newer ones."""
+        return tuple(takewhile(lambda v: v >= version, (policy.version for policy in reversed(self.state.published))))
 
     def has_no_part(self, worker_id: str) -> str | None:
         """Why this worker, unlike others with the same version, gets no lease; None when it may."""
@@ -249,8 +264,10 @@ class WorkerDesk:
         self.books.scoreboard.judged(group.prompt.task, [row.reward for row in born if row.reward is not None])
         self.fleet.end(submission.lease_id, now, len(born))
         if not group.leased:
-            for other in [x for x in self.fleet.leases.values() if x.group_id == group.group_id]:
-                self.fleet.end(other.lease_id, now, None)
+            for attempt in group.attempts:
+                other = self.fleet.leases.get(attempt.lease_id)
+                if other is not None:
+                    self._end(other, "another attempt finished its group", now)
         self.fleet.delivered(worker_id, sum(row.state is RowState.BUFFERED for row in born), now)
         self.events.emit(
             "submit",

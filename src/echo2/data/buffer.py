@@ -159,6 +159,11 @@ class Buffer(Ledger):
         """t - S"""
         return self.next_batch - self.rules.staleness_budget
 
+    @property
+    def ready_count(self) -> int:
+        """Closed admissible groups."""
+        return sum(count for version, count in self.closed_by_version.items() if version >= self.oldest_admissible)
+
     def ready_groups(self) -> list[Group]:
         """Closed admissible groups, in the order in which a batch takes them."""
         newest_first = -1 if self.rules.order == "freshest" else 1
@@ -168,9 +173,9 @@ class Buffer(Ledger):
     def form_batch(self) -> Batch | None:
         """Form batch t from P closed admissible groups, or None when there are too few. Advances t."""
         self.expire()
-        groups = self.ready_groups()[: self.rules.groups_per_batch]
-        if len(groups) < self.rules.groups_per_batch:
+        if self.ready_count < self.rules.groups_per_batch:
             return None
+        groups = self.ready_groups()[: self.rules.groups_per_batch]
         keys: list[RowKey] = []
         digest = blake3(str(self.next_batch).encode())
         for group in groups:
@@ -196,7 +201,9 @@ class Buffer(Ledger):
         A running lease without accepted rows stays: its worker may have installed a newer version since.
         """
         oldest = self.oldest_admissible
-        stale = {g for g, version in self._counted.items() if version < oldest}
+        stale = set[int]()
+        if any(version < oldest for version in self.live):
+            stale = {g for g, version in self._counted.items() if version < oldest}
         stale |= {g for g in self._unleased if version_of(self.groups[g]) < oldest}
         for group in (self.groups[g] for g in sorted(stale)):
             if not group.leased or self.accepted(group):

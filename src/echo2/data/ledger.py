@@ -31,10 +31,13 @@ class Ledger:
         """Sampled tokens of all expired rows: whether it is the long replies that age out (D10)."""
         self.live: Counter[int] = Counter()
         """L's summands: closed groups and leased ones that are not overdue, by version."""
+        self.closed_by_version: Counter[int] = Counter()
+        """How many groups a batch may take, but for their age."""
         self._counted: dict[int, int] = {}
         self._overdue: set[int] = set()
         self._unleased: dict[int, None] = {}
-        self._closed: dict[int, None] = {}
+        self._closed: dict[int, int] = {}
+        """Version of each."""
         self._retired: deque[tuple[int, int]] = deque()
         self._changes: list[Change] = []
 
@@ -116,17 +119,26 @@ class Ledger:
         number = group.group_id
         is_open = group.state is GroupState.OPEN
         _mark(self._unleased, number, is_open and not group.leased)
-        _mark(self._closed, number, group.state is GroupState.CLOSED)
+        was_closed = self._closed.pop(number, None)
+        if was_closed is not None:
+            _count(self.closed_by_version, was_closed, -1)
+        if group.state is GroupState.CLOSED:
+            self._closed[number] = version_of(group)
+            _count(self.closed_by_version, version_of(group), 1)
         if not group.leased:
             self._overdue.discard(number)
         old = self._counted.pop(number, None)
         if old is not None:
-            self.live[old] -= 1
-            if not self.live[old]:
-                del self.live[old]
+            _count(self.live, old, -1)
         if group.state is GroupState.CLOSED or (is_open and group.leased and number not in self._overdue):
             self._counted[number] = version_of(group)
-            self.live[version_of(group)] += 1
+            _count(self.live, version_of(group), 1)
+
+
+def _count(counts: Counter[int], version: int, by: int) -> None:
+    counts[version] += by
+    if not counts[version]:
+        del counts[version]
 
 
 def _mark(members: dict[int, None], number: int, belongs: bool) -> None:

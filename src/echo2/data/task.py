@@ -14,6 +14,7 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypedDict
@@ -107,6 +108,7 @@ class Task(ABC):
         return digest.hexdigest()
 
 
+@cache
 def _source(module_name: str) -> bytes:
     """Source bytes of a module, line ends aside; its name where there is no source."""
     path = getattr(sys.modules.get(module_name), "__file__", None)

@@ -85,7 +85,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
     def total_usd(self, now_s: float) -> float:
         """Everything spent until ``now_s``."""
-        running = (rental.cost_usd(now_s) for rental in self.rentals.values())
+        running = (rental.cost_usd(now_s) for rental in self.rentals.values() if rental.usd_per_h > 0)
         return math.fsum((self.settled_usd, *self.ended_usd.values(), *running))
 
     def by_name_usd(self, now_s: float) -> dict[str, float]:

@@ -1,31 +1,23 @@
 """Lines between programs, with latency, bandwidth, loss and outages.
 
 Invariant: a request that a live coordinator received is handled there to the end, whatever becomes of the line, as over
-HTTP; a reply may be lost after it took effect, so retries meet their own traces (field report D08). Large transfers are
-fluid flows of at most 32 pieces through the coordinator's uplink and the peer's own line.
+HTTP; a reply may be lost after it took effect, so retries meet their own traces (field report D08). Objects take other
+ways (``sources``, ``relaying``), over the same lines.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
 import msgspec
 
-from echo2.broadcast.manifest import Manifest
 from echo2.errors import Echo2Error, TransportError
-from echo2.metrics import Traffic
-from echo2.simulation.memory import MemoryDisk
-from echo2.simulation.shelf import MemoryShelf
-from echo2.simulation.snapshots import check_object
-from echo2.transport.messages import Principal, RelayCertificate, Reply, Request
-from echo2.types import Policy
+from echo2.simulation.flows import Pipe
+from echo2.transport.messages import Heartbeat, Principal, Reply, Request
 
-PIECES = 32
-"""Most pieces of one fluid transfer."""
 OUTAGE_DELAY_S = 5.0
 """How long a caller waits before it believes that nobody answers."""
 
@@ -40,8 +32,13 @@ class LinkModel(msgspec.Struct, frozen=True):
     jitter: float = 0.2
     """Share of the latency that varies."""
     bytes_per_s: float = 12.5e6
+    """Down, and up as well unless that is said apart."""
+    up_bytes_per_s: float = 0.0
+    """0: as fast as down."""
+    reachable: bool = True
+    """Others can dial this machine; one that they cannot feeds nobody."""
     loss: float = 0.0
-    """Probability that a request or a reply is lost."""
+    """Probability that a request or a reply is lost; objects lose so much of the line's rate."""
 
 
 class Desk:
@@ -51,6 +48,8 @@ class Desk:
         self._handler: Handler | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._under_way: dict[asyncio.Future[Reply], asyncio.Task[None]] = {}
+        self.watchers: list[Callable[[], None]] = []
+        """Called when a life ends."""
 
     @property
     def is_open(self) -> bool:
@@ -67,6 +66,8 @@ class Desk:
         finally:
             self._handler = self._tasks = None
             self._under_way = {}
+            for watcher in list(self.watchers):
+                watcher()
 
     async def ask(self, principal: Principal, request: Request) -> Reply:
         """Raises TransportError when nobody serves, or the one who served died."""
@@ -95,106 +96,74 @@ async def _answer(handler: Handler, principal: Principal, request: Request, answ
             answer.set_result(reply)
 
 
-class Pipe:
-    """A line that serves pieces one after another; many transfers at once share it fairly by taking turns."""
+class Access:
+    """How one machine is connected, both ways."""
 
-    def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._free_at_s = 0.0
-        self.carried_bytes = 0.0
-
-    async def carry(self, nbytes: float) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._free_at_s = max(now_s, self._free_at_s) + nbytes / self._bytes_per_s
-        self.carried_bytes += nbytes
-        await asyncio.sleep(self._free_at_s - now_s)
+    def __init__(self, link: LinkModel) -> None:
+        self.latency_s = link.latency_s
+        self.down = Pipe(link.bytes_per_s * (1 - link.loss))
+        self.up = Pipe((link.up_bytes_per_s or link.bytes_per_s) * (1 - link.loss))
 
 
 class VirtualLine:
-    """One peer's Transport, SnapshotSource and SnapshotSink over its link."""
+    """One peer's Transport over its link."""
 
-    def __init__(
-        self, desk: Desk, principal: Principal, link: LinkModel, random: Random, shelf: MemoryShelf,
-        uplink: Pipe, disk: MemoryDisk,
-    ) -> None:  # fmt: skip
-        self._desk = desk
-        self._principal = principal
-        self._link = link
+    def __init__(self, desk: Desk, principal: Principal, link: LinkModel, random: Random, beats: Random) -> None:
+        """beats: for heartbeats, so that leaving some out changes nothing else."""
+        self.desk = desk
+        self.principal = principal
+        self.link = link
+        self.access = Access(link)
         self._random = random
-        self._shelf = shelf
-        self._uplink = uplink
-        self._own = Pipe(link.bytes_per_s)
-        self._disk = disk
-        self._folder = Path("objects") / principal.peer_id
-        self._policies: dict[str, Policy] = {}
-        self._received: dict[str, int] = {}
-        self.cut = False
+        self._beats = beats
+        self._cut = False
+        self.watchers: list[Callable[[], None]] = []
+        """Called when the line goes down or comes back."""
+        self.beat_was_answered = False
+        """The newest heartbeat."""
+        self.lost_at_s = float("-inf")
+        """When a request or its answer was lost last."""
+        self.loses_beat = False
+        """Set to lose the next heartbeat."""
+
+    @property
+    def cut(self) -> bool:
         """Set to take this peer's line down."""
+        return self._cut
+
+    @cut.setter
+    def cut(self, cut: bool) -> None:
+        was, self._cut = self._cut, cut
+        if cut is not was:
+            for watcher in list(self.watchers):
+                watcher()
+
+    @property
+    def is_up(self) -> bool:
+        return not self._cut and self.desk.is_open
 
     async def call(self, request: Request) -> Reply:
-        await self._cross(len(msgspec.msgpack.encode(request)))
-        reply = await self._desk.ask(self._principal, request)
-        await self._cross(len(msgspec.msgpack.encode(reply)))
+        if not isinstance(request, Heartbeat):
+            return await self._exchange(request, self._random)
+        self.beat_was_answered = False
+        reply = await self._exchange(request, self._beats)
+        self.beat_was_answered = True
         return reply
 
-    async def bring(self, signed: bytes, manifest: Manifest) -> Path:
-        root, size = manifest.object_root, manifest.object_size
-        self._policies[root] = manifest.policy
-        for piece in range(self._received.get(root, 0) * PIECES // size, PIECES):
-            self._check_line()
-            await self._uplink.carry(size / PIECES)
-            await self._own.carry(size / PIECES)
-            self._received[root] = size * (piece + 1) // PIECES
-        data = self._shelf.object_bytes(root)
-        check_object(manifest, data)
-        path = self._folder / root
-        self._disk.write(path, data)
-        return path
+    async def _exchange(self, request: Request, random: Random) -> Reply:
+        await self._cross(len(msgspec.msgpack.encode(request)), random)
+        reply = await self.desk.ask(self.principal, request)
+        await self._cross(len(msgspec.msgpack.encode(reply)), random)
+        return reply
 
-    def received(self) -> Mapping[str, int]:
-        return self._received
-
-    async def abandon(self, root: str) -> None:
-        self._policies.pop(root, None)
-        self._received.pop(root, None)
-        self._disk.remove(self._folder / root)
-
-    async def forget_before(self, policy: Policy) -> None:
-        for root in [root for root, named in self._policies.items() if named < policy]:
-            await self.abandon(root)
-
-    async def upload(self, manifest: Manifest, path: Path, start: int) -> None:
-        for _ in range(PIECES):
-            self._check_line()
-            await self._own.carry(manifest.object_size / PIECES)
-        await self._shelf.write(manifest.object_root, start, self._disk.read(path))
-
-    async def upload_asset(self, name: str, path: Path) -> None:
-        raise TransportError(f"a modelled learner has no asset {name}")
-
-    def _check_line(self) -> None:
-        if self.cut or not self._desk.is_open:
-            raise TransportError(f"the line of {self._principal.peer_id} is down")
-
-    async def _cross(self, nbytes: int) -> None:
+    async def _cross(self, nbytes: int, random: Random) -> None:
         """One way over the link. Raises TransportError after a while when the line is down or the message is lost."""
-        delay_s = self._link.latency_s * (1 + self._link.jitter * self._random.random())
-        lost = self._random.random() < self._link.loss
-        if lost or self.cut:
+        delay_s = self.link.latency_s * (1 + self.link.jitter * random.random())
+        lost = random.random() < self.link.loss
+        if random is self._beats:
+            lost, self.loses_beat = lost or self.loses_beat, False
+        if lost or self._cut:
+            self.lost_at_s = asyncio.get_running_loop().time()
             await asyncio.sleep(OUTAGE_DELAY_S)
-            raise TransportError(f"no answer over the line of {self._principal.peer_id}")
-        await asyncio.sleep(delay_s + nbytes / self._link.bytes_per_s)
-
-
-class NoRelays:
-    """``ports.Seed`` of a run whose objects all come from the coordinator itself."""
-
-    async def publish(self, root: str) -> None: ...
-
-    async def withdraw(self, root: str) -> None: ...
-
-    async def certify(self, peer_id: str, public_key_pem: bytes) -> RelayCertificate:
-        return RelayCertificate(b"", b"", "", 0)
-
-    def traffic(self) -> Traffic:
-        return Traffic()
+            raise TransportError(f"no answer over the line of {self.principal.peer_id}")
+        await asyncio.sleep(delay_s + nbytes / self.link.bytes_per_s)

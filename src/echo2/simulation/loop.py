@@ -6,16 +6,19 @@ so sets of tasks are walked in the same order in every run.
 
 A wait that nothing can end is a ``Deadlock`` that names every waiting task and the line it waits on (I7). A run that
 goes on past ``until_s``, or that spins without time passing, is reported the same way.
+
+Timers lie in a heap of (time, order of making): those of the same moment fire in the order in which they were set.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import linecache
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
-from heapq import heappop
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -30,6 +33,10 @@ SPIN_LIMIT = 200_000
 """Loop turns without time passing that count as a livelock; honest bursts of callbacks stay far below."""
 WIND_UP_S = 3600.0
 """Virtual time that cancelled tasks get to clean up after the main one ended."""
+LEAST_SWEPT = 1000
+"""Cancelled timers below which sweeping is not worth it."""
+GC_THRESHOLD = 100_000
+"""Objects made between two looks for garbage: a world of ten thousand workers is walked whole at each look."""
 _ASYNCIO_DIR = str(Path(asyncio.__file__).parent)
 
 
@@ -46,20 +53,6 @@ class _CountedTask(asyncio.Task[Any]):
         return self.number
 
 
-class _NoSelector:
-    """Stands where a loop keeps its sockets; being asked to wait means that nothing is ready."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    def select(self, timeout: float | None) -> list[Any]:
-        self._loop.pass_time(idle=timeout is None or timeout > 0)
-        return []
-
-    def close(self) -> None:
-        pass
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, until_s: float) -> None:
         super().__init__()
@@ -67,8 +60,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.until_s = until_s
         self._turns_without_time = 0
         self._tasks_made = 0
-        self._clock_resolution = TICK_S
-        self._selector = _NoSelector(self)
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
+        self._cancelled = 0
+        """Timers in the heap that were cancelled, about."""
+        self.callbacks = 0
+        """Run so far: the loop's events."""
         self.faults: list[str] = []
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._note_fault)
@@ -76,29 +73,66 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now_s
 
-    def pass_time(self, *, idle: bool) -> None:
-        """Called once per turn of the loop; jumps to the next timer when idle."""
-        if not idle:
-            self._turns_without_time += 1
-            if self._turns_without_time > SPIN_LIMIT:
-                raise Deadlock(
-                    f"{SPIN_LIMIT} turns passed at {self._now_s:.3f} s without time going on; "
-                    f"a loop must wait for something\n{describe_tasks(self)}"
-                )
-            return
-        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-        while scheduled and scheduled[0].cancelled():
-            # BaseEventLoop only forgets cancelled timers lazily; one at the head must not make time jump.
-            heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
-        if not scheduled:
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        self._timers_made += 1
+        heappush(self._timers, (when, self._timers_made, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Most time-outs never fire; they are swept when they are most of the heap."""
+        self._cancelled += 1
+        if self._cancelled > LEAST_SWEPT and 2 * self._cancelled > len(self._timers):
+            self._timers = [timer for timer in self._timers if not timer[2].cancelled()]
+            heapify(self._timers)
+            self._cancelled = 0
+
+    def _run_once(self) -> None:
+        """One turn: what is ready, or else what the next moment brings."""
+        ready = self._ready  # type: ignore[attr-defined]
+        if ready:
+            self._count_turn()
+        else:
+            self._pass_time()
+        timers, soon_s = self._timers, self._now_s + TICK_S
+        while timers and timers[0][0] < soon_s:
+            timer = heappop(timers)[2]
+            timer._scheduled = False  # type: ignore[attr-defined]
+            if not timer.cancelled():
+                ready.append(timer)
+        turn = len(ready)
+        self.callbacks += turn
+        for _ in range(turn):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _count_turn(self) -> None:
+        self._turns_without_time += 1
+        if self._turns_without_time > SPIN_LIMIT:
+            raise Deadlock(
+                f"{SPIN_LIMIT} turns passed at {self._now_s:.3f} s without time going on; "
+                f"a loop must wait for something\n{describe_tasks(self)}"
+            )
+
+    def _pass_time(self) -> None:
+        """Jump to the next timer that will fire."""
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heappop(timers)
+            self._cancelled -= 1
+        if not timers:
             raise Deadlock(
                 f"nothing can happen any more at {self._now_s:.3f} s: no task is ready and no timer runs"
                 f"\n{describe_tasks(self)}"
             )
-        if scheduled[0].when() > self.until_s:
+        if timers[0][0] > self.until_s:
             raise Deadlock(f"the run had to end by {self.until_s:g} s and still waits\n{describe_tasks(self)}")
         self._turns_without_time = 0
-        self._now_s = max(self._now_s, scheduled[0].when())
+        self._now_s = max(self._now_s, timers[0][0])
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coro: Any, context: Context | None = None
@@ -110,9 +144,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _note_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.faults.append(f"{context.get('message', 'fault')}: {context.get('exception')!r}")
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
 
     def _write_to_self(self) -> None:
         pass
@@ -144,7 +175,8 @@ def run_virtual(main: Coroutine[Any, Any, T], *, until_s: float = 30 * 24 * 3600
     """
     loop = VirtualLoop(until_s)
     try:
-        result = loop.run_until_complete(main)
+        with _rare_collections():
+            result = loop.run_until_complete(main)
         if loop.faults:
             raise RuntimeError("a callback or task failed unseen: " + "; ".join(loop.faults))
         return result
@@ -152,6 +184,17 @@ def run_virtual(main: Coroutine[Any, Any, T], *, until_s: float = 30 * 24 * 3600
         _wind_up(loop)
         main.close()
         loop.close()
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Whatever the collector does or leaves changes no run; looking often costs half of a large one."""
+    before = gc.get_threshold()
+    gc.set_threshold(GC_THRESHOLD, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _wind_up(loop: VirtualLoop) -> None:

@@ -64,8 +64,8 @@ class MemoryStore:
         self.evals: dict[int, bytes] = {}
 
     async def commit(self, operations: Sequence[Operation]) -> None:
-        # Copied at once: the caller goes on changing its own objects while the disk is busy.
-        entry = [_copy(operation) for operation in operations]
+        # Kept as they are: an operation is never changed after it was made, and ``load`` gives copies.
+        entry = list(operations)
         self._queue.append(entry)
         try:
             await asyncio.sleep(self._commit_s)
@@ -142,8 +142,10 @@ class MemoryStore:
     def _drop_records(self, before_step: int) -> None:
         kept = {key for step, batch in self._batches.items() if step >= before_step for key in batch.rows}
         self._batches = {step: batch for step, batch in self._batches.items() if step >= before_step - 1}
-        kept |= {key for key, row in self._rows.items() if row.state is RowState.BUFFERED}
-        self._records = {key: record for key, record in self._records.items() if key in kept}
+        rows = self._rows
+        self._records = {
+            key: record for key, record in self._records.items() if key in kept or rows[key].state is RowState.BUFFERED
+        }
 
 
 def _copy(value: T) -> T:
@@ -167,24 +169,37 @@ class MemorySpool:
 
 
 class MemoryDisk:
-    """Files by path, of all the programs of a world."""
+    """Files by folder and name, of all the programs of a world."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, bytes] = {}
+        self._files: dict[Path, dict[str, bytes]] = {}
+        self._folders: dict[Path, dict[Path, None]] = {}
+        """Folders in each folder."""
 
     def write(self, path: Path, data: bytes) -> None:
-        self._files[path] = data
+        folder = path.parent
+        if folder not in self._files:
+            self._files[folder] = {}
+            while folder.name and folder not in self._folders.setdefault(folder.parent, {}):
+                self._folders[folder.parent][folder] = None
+                folder = folder.parent
+        self._files[path.parent][path.name] = data
 
     def read(self, path: Path) -> bytes:
         """Raises FileNotFoundError."""
-        if path not in self._files:
+        found = self._files.get(path.parent, {}).get(path.name)
+        if found is None:
             raise FileNotFoundError(path)
-        return self._files[path]
+        return found
 
     def folders(self, name: str, parent: Path) -> list[Path]:
         """Folders in ``parent`` that hold a file of that name."""
-        return sorted(path.parent for path in self._files if path.name == name and path.parent.parent == parent)
+        return sorted(folder for folder in self._folders.get(parent, ()) if name in self._files.get(folder, ()))
 
     def remove(self, place: Path) -> None:
         """A file, or a folder with all that is in it."""
-        self._files = {path: data for path, data in self._files.items() if path != place and place not in path.parents}
+        self._files.get(place.parent, {}).pop(place.name, None)
+        self._files.pop(place, None)
+        self._folders.get(place.parent, {}).pop(place, None)
+        for folder in list(self._folders.pop(place, ())):
+            self.remove(folder)

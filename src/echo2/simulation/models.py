@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
+from typing import Annotated, Literal
 
 import msgspec
 from blake3 import blake3
@@ -18,6 +19,8 @@ from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.parse import encode_manifest
 from echo2.ports import Frozen
 from echo2.simulation.clock import Skew
+from echo2.simulation.engines import EngineModel
+from echo2.simulation.fates import FateModel
 from echo2.simulation.links import LinkModel
 from echo2.simulation.memory import MemoryDisk
 from echo2.simulation.snapshots import modelled_snapshot, read_manifest
@@ -49,6 +52,14 @@ class WorkerModel(msgspec.Struct, frozen=True):
     """To switch to a loaded snapshot."""
     clock_skew_s: Skew = 0.0
     """How wrong the machine's wall clock is (field report H12)."""
+    engine: EngineModel | None = None
+    """What a group's time is worked out from; None: it is drawn around ``group_s``."""
+    fate: FateModel = FateModel()
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """It is there from the start to the end, at one speed."""
+        return self.fate == FateModel() and (self.engine is None or not self.engine.spells.per_h)
 
 
 class WorldModel(msgspec.Struct, frozen=True):
@@ -58,7 +69,15 @@ class WorldModel(msgspec.Struct, frozen=True):
     """The coordinator's egress, shared by all downloads."""
     delta_bytes: float = 2e6
     """Size of every delta; 0 for none, so that each publish is a whole snapshot (``learner.snapshot_bytes``)."""
+    relays: Literal["none", "planned", "nodes"] = "none"
+    """How objects reach workers. `none`: each from the coordinator itself; `planned`: along the production plan, as
+    fluid streams; `nodes`: by the production relays' own state machines, for a few dozen workers."""
+    pieces: Annotated[int, msgspec.Meta(ge=1, le=32)] = 32
+    """Of an object in a fluid stream; fewer are faster to simulate."""
     commit_s: float = 0.002
+    plays_heartbeats: bool = False
+    """Play every heartbeat and every poll for news. Otherwise those that would change nothing cost nothing
+    (``attendance``); what happens is the same, but for the moments in which outages are noticed."""
     home_skew_s: Skew = 0.0
     """How wrong the wall clock of coordinator and learner is."""
 

@@ -25,6 +25,7 @@ from echo2.types import Policy, SnapshotKind
 
 class _Object(msgspec.Struct, frozen=True):
     entry: Entry
+    manifest: Manifest
     signed: bytes
     data: bytes
 
@@ -103,6 +104,9 @@ class MemoryShelf:
     def signed(self, root: str) -> bytes | None:
         return self._objects[root].signed if root in self._objects else None
 
+    def manifest(self, root: str) -> Manifest | None:
+        return self._objects[root].manifest if root in self._objects else None
+
     async def missing_assets(self, assets: Sequence[AssetFile]) -> tuple[str, ...]:
         return tuple(asset.name for asset in assets if self._assets.get(asset.name) != asset.blake3)
 
@@ -120,5 +124,5 @@ class MemoryShelf:
             manifest.decoded_root,
         )  # fmt: skip
         signed = encode_signed(sign(encode_manifest(manifest), self._private_key))
-        self._objects[entry.root] = _Object(entry, signed, data)
+        self._objects[entry.root] = _Object(entry, manifest, signed, data)
         return entry.root

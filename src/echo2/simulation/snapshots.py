@@ -7,6 +7,8 @@ base, ends with the weights of the manifest or with an error.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -15,10 +17,12 @@ from blake3 import blake3
 from echo2.broadcast.layout import TensorShape, header_bytes
 from echo2.broadcast.manifest import Manifest, TensorEntry
 from echo2.broadcast.parse import MAX_CHUNK_BYTES, encode_manifest, parse_manifest, roots_of
+from echo2.broadcast.signing import open_signed
 from echo2.errors import IntegrityError
 from echo2.simulation.memory import MemoryDisk
 from echo2.transport.partial import MANIFEST_NAME, OBJECT_NAME, folder_name
 from echo2.types import Policy, SnapshotKind
+from echo2.worker.installer import SnapshotTerms
 
 DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 SMALL_BYTES = 128
@@ -120,6 +124,10 @@ class MemoryStock:
         check_decoded(manifest, data)
         self._disk.write(self.folder(manifest.policy) / MANIFEST_NAME, encode_manifest(manifest))
 
+    def roots(self) -> Collection[str]:
+        """Decoded roots of what is held."""
+        return [manifest.decoded_root for manifest in self._manifests().values()]
+
     async def tidy(self, installed: Policy | None) -> None:
         for policy in self.held()[:-SNAPSHOTS_KEPT]:
             if policy != installed:
@@ -131,7 +139,25 @@ class MemoryStock:
 
 
 def read_manifest(disk: MemoryDisk, folder: Path) -> Manifest:
-    return parse_manifest(disk.read(folder / MANIFEST_NAME))
+    return _parsed(disk.read(folder / MANIFEST_NAME))
+
+
+@lru_cache(maxsize=256)
+def _parsed(data: bytes) -> Manifest:
+    """Every worker of a world reads the same few."""
+    return parse_manifest(data)
+
+
+@lru_cache(maxsize=256)
+def _opened(signed: bytes, public_key: bytes) -> Manifest:
+    return open_signed(signed, public_key)
+
+
+class SharedTerms(SnapshotTerms, frozen=True):
+    """All workers of a world check the same signatures: once is enough."""
+
+    def open(self, signed: bytes) -> Manifest:
+        return _opened(signed, self.public_key)
 
 
 def _sized(manifest: Manifest, nbytes: int, data: bytes) -> tuple[Manifest, bytes]:

@@ -17,39 +17,33 @@ from random import Random
 
 import msgspec
 
-from echo2.broadcast.signing import public_key
 from echo2.config.root import Config
+from echo2.coordinator.fleet import WorkerRecord
 from echo2.coordinator.lines import CollectedLines
 from echo2.coordinator.program import Coordinator
-from echo2.data.chat import ByteChat
-from echo2.data.cursor import PromptCursor
 from echo2.data.registry import load_tasks
 from echo2.errors import Echo2Error, first_cause
-from echo2.learner.program import LearnerOptions, LearnerProgram
+from echo2.learner.program import LearnerProgram
 from echo2.metrics import StepMetrics
-from echo2.provisioning.pools.invite import Invite
-from echo2.provisioning.pools.pool import Pool
-from echo2.provisioning.pools.standby import Benches, StandbyPool
-from echo2.rollout.engines.scripted import ScriptedEngine
+from echo2.simulation import programs
+from echo2.simulation.attendance import Attendance
 from echo2.simulation.clock import CountedIds, VirtualClock
-from echo2.simulation.links import Desk, LinkModel, NoRelays, Pipe, VirtualLine
+from echo2.simulation.engines import SlowSpells
+from echo2.simulation.fates import slow_down, suffer
+from echo2.simulation.flows import Flows
+from echo2.simulation.links import Access, Desk, LinkModel, VirtualLine
 from echo2.simulation.loop import run_virtual
 from echo2.simulation.memory import MemoryDisk, MemorySpool, MemoryStore
-from echo2.simulation.models import LearnerDisk, ModelledLearner, WorkerModel, WorldModel
+from echo2.simulation.models import LearnerDisk, WorkerModel, WorldModel
 from echo2.simulation.pool import MachineModel, ModelledPool
+from echo2.simulation.programs import COORDINATOR, LEARNER, PRIVATE_KEY, make_relays
 from echo2.simulation.record import RecordedEvents
 from echo2.simulation.shelf import MemoryShelf
-from echo2.simulation.snapshots import MemoryStock, ModelledPacker
 from echo2.transport.join import JoinString
 from echo2.transport.messages import PROTOCOL_VERSION, Enrol, Principal, Role
 from echo2.version import VERSION
-from echo2.worker.installer import SnapshotTerms
-from echo2.worker.program import Worker, WorkerOptions
+from echo2.worker.program import Worker
 
-RUN_ID = "run-simulated"
-PRIVATE_KEY = bytes(range(32))
-LEARNER = "learner"
-COORDINATOR = "coordinator"
 ENDING_S = 600.0
 """Virtual time that learner and workers get to leave after the coordinator is done."""
 
@@ -87,7 +81,12 @@ class World:
         self.disk = MemoryDisk()
         self.learner_disk = LearnerDisk()
         self.desk = Desk()
-        self.uplink = Pipe(model.uplink_bytes_per_s)
+        self.flows = Flows()
+        self.home = Access(LinkModel(latency_s=0.0, bytes_per_s=model.uplink_bytes_per_s))
+        """The coordinator's line."""
+        self.relays = make_relays(config, model, self.home, self.shelf, self.flows)
+        self.tasks = load_tasks(config.tasks)
+        self.ids = CountedIds()
         self.workers = {worker.name: worker for worker in workers}
         self.spools = {worker.name: MemorySpool() for worker in workers}
         self.links: dict[str, VirtualLine] = {}
@@ -97,11 +96,12 @@ class World:
         self.faults: dict[str, BaseException] = {}
         """What a program's last life ended with, when that was an error."""
         self.pool = ModelledPool(machines, VirtualClock(model.home_skew_s), self._rent, self._give_back)
+        voice = self.events.of(COORDINATOR)
+        self.attendance = Attendance(self.desk, voice, self._known_workers, config.coordinator.heartbeat_s)
         self._slowness: dict[str, float] = {}
         """Of programs that take so many times as long as they are modelled."""
         self._peer_ids: dict[str, str] = {}
         """Of enrolled workers, by name; the others are known by their names."""
-        self._ids = CountedIds()
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._born: dict[str, int] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -161,12 +161,20 @@ class World:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                for name in (COORDINATOR, LEARNER, *self.workers):
+                models = list(self.workers.values())
+                for name in (COORDINATOR, LEARNER, *(model.name for model in models if not model.fate.arrives_s)):
                     self.start(name)
+                fates = [
+                    group.create_task(self._befall(model), name=f"fate of {model.name}")
+                    for model in models
+                    if not model.is_undisturbed
+                ]
                 story = None if scenario is None else group.create_task(_story(scenario, self), name="scenario")
                 await self.done.wait()
                 if story is not None:
                     story.cancel()
+                for fate in fates:
+                    fate.cancel()
                 left = [life for life in self._lives.values() if not life.done()]
                 if left:
                     await asyncio.wait(left, timeout=ENDING_S)
@@ -175,33 +183,38 @@ class World:
         except BaseExceptionGroup as group_error:
             raise first_cause(group_error) from group_error
 
+    async def _befall(self, model: WorkerModel) -> None:
+        """Begin a worker when it arrives; then what its fate brings."""
+        name, spells = model.name, SlowSpells() if model.engine is None else model.engine.spells
+        if model.fate.arrives_s:
+            await asyncio.sleep(model.fate.arrives_s)
+            self.start(name)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(suffer(self, name, model.fate, Random(f"{self.seed}/fate {name}")))
+            group.create_task(slow_down(self, name, spells, Random(f"{self.seed}/spells {name}")))
+
     # ---- programs ----------------------------------------------------------------------------------------------
 
     async def _coordinator(self) -> None:
-        tasks = load_tasks(self.config.tasks)
-        weighted = [(tasks[section.name], section.weight) for section in self.config.tasks]
-        coordinator = Coordinator(
-            self.config, self.store, await self.store.load(), self.shelf, PromptCursor(weighted, self.config.run.seed),
-            VirtualClock(self.model.home_skew_s), self._ids, self.events.of(COORDINATOR), self.lines, NoRelays(),
-            run_id=RUN_ID, snapshot_public_key=public_key(PRIVATE_KEY), pools=self._pools,
-        )  # fmt: skip
+        coordinator = await programs.coordinator(self)
         coordinator.invitations.open(JoinString(COORDINATOR, 1, False, "unused"))
         self.programs[COORDINATOR] = coordinator
         ended = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.desk.serve(coordinator, ended), name="desk")
+            attending = group.create_task(self.attendance.run(), name="attendance")
             await coordinator.run()
+            attending.cancel()
             ended.set()
         self.done.set()
 
-    def _pools(self, invite: Invite, benches: Benches) -> Sequence[Pool]:
-        clock = VirtualClock(self.model.home_skew_s)
-        standby = [section for section in self.config.pools if section.kind == "standby"]
-        pools: list[Pool] = [StandbyPool(benches, section.rollouts_per_s, clock) for section in standby]
-        if self.pool.machines_of:
-            self.pool.invite = invite
-            pools.append(self.pool)
-        return pools
+    async def _learner(self) -> None:
+        program = self.programs[LEARNER] = programs.learner(self)
+        await program.run()
+
+    async def _worker(self, model: WorkerModel) -> None:
+        worker = self.programs[model.name] = programs.worker(self, model)
+        await worker.run()
 
     async def _rent(self, name: str, join: str, machine: MachineModel) -> None:
         coordinator = self.programs[COORDINATOR]
@@ -217,60 +230,24 @@ class World:
         if name in self._lives and not self._lives[name].done():
             await self.kill(name)
 
-    async def _learner(self) -> None:
-        dtype = self.config.model.snapshot_dtype
-        random = self._random(LEARNER)
-        learner = ModelledLearner(
-            self.model.learner, RUN_ID, dtype, self.learner_disk, self.disk, random,
-            lambda: self._slowness.get(LEARNER, 1.0),
-        )  # fmt: skip
-        packer = ModelledPacker(self.disk, self.model.delta_bytes)
-        line = self._line(LEARNER, Role.LEARNER, self.model.learner_link)
-        options = LearnerOptions(
-            run_id=RUN_ID,
-            initial_weights_hash="initial",
-            assets={},
-            checkpoint_every_publishes=self.config.checkpoint.every_publishes,
-            jitter_seed=random.getrandbits(32),
-        )
-        events = self.events.of(LEARNER)
-        clock = VirtualClock(self.model.home_skew_s)
-        program = self.programs[LEARNER] = LearnerProgram(line, line, learner, packer, clock, events, options)
-        await program.run()
+    def _known_workers(self) -> Mapping[str, WorkerRecord]:
+        """As the coordinator's present life knows them."""
+        coordinator = self.programs.get(COORDINATOR)
+        alive = self.desk.is_open and isinstance(coordinator, Coordinator)
+        return coordinator.books.fleet.workers if alive and isinstance(coordinator, Coordinator) else {}
 
-    async def _worker(self, model: WorkerModel) -> None:
-        config = self.config
-        line = self._line(model.name, Role.WORKER, model.link)
-        engine = ScriptedEngine(
-            duration=lambda tokens, n, random: (
-                self._slowness.get(model.name, 1.0) * model.group_s * random.lognormvariate(0.0, model.spread)
-            ),
-            activation_s=model.activation_s,
-        )
-        tasks = load_tasks(config.tasks)
-        options = WorkerOptions(
-            snapshots=SnapshotTerms(RUN_ID, public_key(PRIVATE_KEY), config.model.snapshot_dtype),
-            heartbeat_s=config.coordinator.heartbeat_s,
-            concurrent_groups=config.rollout.concurrent_groups,
-            orphan_after_s=config.workers.orphan_after_s,
-            thinking=config.rollout.thinking,
-            jitter_seed=self._random(model.name).getrandbits(32),
-        )
-        stock = MemoryStock(self.disk, Path("workers") / model.name)
-        worker = self.programs[model.name] = Worker(
-            line, line, stock, engine, tasks, ByteChat(), self.spools[model.name], VirtualClock(model.clock_skew_s),
-            self.events.of(model.name), options,
-        )  # fmt: skip
-        await worker.run()
-
-    def _line(self, name: str, role: Role, link: LinkModel) -> VirtualLine:
+    def line(self, name: str, role: Role, link: LinkModel) -> VirtualLine:
+        """The connection of a program's new life."""
         principal = Principal(role, self._peer_ids.get(name, name))
         line = self.links[name] = VirtualLine(
-            self.desk, principal, link, self._random(f"line {name}"), self.shelf, self.uplink, self.disk
+            self.desk, principal, link, self.random(f"line {name}"), self.random(f"beats {name}")
         )
         return line
 
-    def _random(self, purpose: str) -> Random:
+    def slowness(self, name: str) -> float:
+        return self._slowness.get(name, 1.0)
+
+    def random(self, purpose: str) -> Random:
         """A stream of its own per program and life, so that one more draw here changes nothing there."""
         return Random(f"{self.seed}/{purpose}/{self._born.get(purpose, 0)}")
 

@@ -97,7 +97,11 @@ class Line:
         self._events = events
         self._jitter = jitter
         self._give_up_after_s = give_up_after_s
-        self._heard_at_s: float | None = None
+        self._heard_at_s = float("-inf")
+
+    def heard(self, at_s: float) -> None:
+        """The other side was there at that time, on our clock."""
+        self._heard_at_s = max(self._heard_at_s, at_s)
 
     async def once(self, request: Request, *expected: type[R]) -> R:
         """One try. Raises TransportError (no answer in time), Refused (the answer was no)."""
@@ -108,7 +112,7 @@ class Line:
                 reply = await self._transport.call(request)
         except TimeoutError as error:
             raise TransportError(f"no answer to {name} within {limit_s:g} s") from error
-        self._heard_at_s = self._clock.monotonic()
+        self.heard(self._clock.monotonic())
         if not isinstance(reply, expected):
             raise Refused(f"{name} was answered with {type(reply).__name__}; update the older of the two programs")
         return reply
@@ -134,7 +138,7 @@ class Line:
     def lose_patience(self, error: TransportError, since_s: float, patience: Callable[[], float] | None = None) -> None:
         """Raises Starved when nothing was heard for too long, counted from ``since_s`` at the earliest."""
         limit_s = self._give_up_after_s if patience is None else patience()
-        silence_s = self._clock.monotonic() - max(since_s, self._heard_at_s or 0.0)
+        silence_s = self._clock.monotonic() - max(since_s, self._heard_at_s)
         if silence_s > limit_s:
             raise Starved(
                 f"the coordinator must answer within {limit_s:g} s and was silent for {silence_s:.0f} s ({error}); "

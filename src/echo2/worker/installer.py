@@ -14,6 +14,7 @@ from random import Random
 
 import msgspec
 
+from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.signing import open_signed
 from echo2.errors import (
     DiskFull,
@@ -49,6 +50,10 @@ class SnapshotTerms(msgspec.Struct, frozen=True):
     dtype: str
     """Element type that every snapshot must declare (field report E12)."""
 
+    def open(self, signed: bytes) -> Manifest:
+        """The manifest that the run's key signed. Raises IntegrityError."""
+        return open_signed(signed, self.public_key)
+
 
 class Installer:
     def __init__(
@@ -63,7 +68,9 @@ class Installer:
         jitter: Random,
         terms: SnapshotTerms,
         on_install: Callable[[], None],
+        poll_s: float = MAX_WAIT_S,
     ) -> None:
+        """poll_s: how long a question for news is held while nothing is under way."""
         self._line = line
         self._source = source
         self._stock = stock
@@ -74,6 +81,7 @@ class Installer:
         self._jitter = jitter
         self._terms = terms
         self._on_install = on_install
+        self._poll_s = poll_s
         self.activity = ""
         """What is going on, for people; empty when nothing is."""
 
@@ -82,7 +90,7 @@ class Installer:
         backoff = Backoff(self._jitter, first_s=1.0)
         while not self._drain.called:
             asked_s = self._clock.monotonic()
-            news = await self._drain.within(None, "news of a policy", self._ask(self._engine.installed))
+            news = await self._drain.within(None, "news of a policy", self._ask(self._engine.installed, self._poll_s))
             if news is None or not self._is_news(news):
                 await space_out(asked_s, self._clock, self._drain)
                 continue
@@ -97,10 +105,10 @@ class Installer:
                 self.activity = f"waiting: could not install {news.current}: {error}"
                 await self._drain.pause(backoff.next_s())
 
-    async def _ask(self, after: Policy | None) -> PolicyNews:
+    async def _ask(self, after: Policy | None, wait_s: float = MAX_WAIT_S) -> PolicyNews:
         held = self._stock.held()[-MAX_HELD:]
         received = dict(list(self._source.received().items())[-MAX_HELD:])
-        return await self._line.call(AwaitPolicy(after, MAX_WAIT_S, held, received), PolicyNews)
+        return await self._line.call(AwaitPolicy(after, wait_s, held, received), PolicyNews)
 
     def _is_news(self, news: PolicyNews) -> bool:
         """Whether there is a way to go, or its end is on our own disk already."""
@@ -166,7 +174,7 @@ class Installer:
 
     def _way(self, news: PolicyNews) -> list[Leg]:
         """The path that was told, once it was checked. Raises IntegrityError."""
-        way = [Leg(open_signed(signed, self._terms.public_key), signed) for signed in news.path]
+        way = [Leg(self._terms.open(signed), signed) for signed in news.path]
         goal, installed = way[-1].manifest.policy, self._engine.installed
         if installed is not None and goal <= installed:
             raise IntegrityError(f"snapshot {goal} must be newer than the installed {installed}")

@@ -16,7 +16,6 @@ to the coordinator is the one the engine confirmed (I5); no lease is asked for b
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from enum import StrEnum
 from random import Random
@@ -47,6 +46,7 @@ from echo2.transport.patience import Backoff, Line, Recall, space_out
 from echo2.types import RowStatus, Trajectory
 from echo2.worker.installer import Installer, SnapshotTerms
 from echo2.worker.outbox import Outbox
+from echo2.worker.pulse import Pulse, SteadyPulse
 
 EPISODE_MARGIN_S = 30.0
 """Beyond a lease's own time-out, before a group that does not come back is reported as timed out."""
@@ -68,6 +68,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Silence of the coordinator after which the worker shuts itself down."""
     thinking: bool = False
     jitter_seed: int = 0
+    poll_s: float = MAX_WAIT_S
+    """How long the coordinator may hold a question for a lease, or for news while no object is under way."""
 
 
 class Worker:
@@ -83,7 +85,9 @@ class Worker:
         clock: Clock,
         events: EventLog,
         options: WorkerOptions,
+        pulse: Pulse | None = None,
     ) -> None:
+        """pulse: None for a steady one of the options' heartbeat."""
         self._engine = engine
         self._tasks = tasks
         self._chat = chat
@@ -95,11 +99,11 @@ class Worker:
         self._drain = Recall()
         self._installer = Installer(
             self._line, source, stock, engine, self._drain, clock, events, self._jitter, options.snapshots,
-            self._on_install,
+            self._on_install, options.poll_s,
         )  # fmt: skip
         self._outbox = Outbox(self._line, spool, self._drain, events, options.orphan_after_s)
         self._finished = False
-        self._beat_now = asyncio.Event()
+        self._pulse = pulse or SteadyPulse(options.heartbeat_s, self._jitter)
         self._first_install = asyncio.Event()
         self._running: dict[str, Recall] = {}
         self._tokens = 0
@@ -112,7 +116,7 @@ class Worker:
             self._events.emit("draining", reason=reason)
             self.phase = Phase.DRAINING
             self._drain.call()
-            self._beat_now.set()
+            self._pulse.hurry()
 
     async def run(self) -> None:
         """Work until drained.
@@ -133,7 +137,7 @@ class Worker:
                     for lane in range(self._options.concurrent_groups):
                         work.create_task(self._lane(), name=f"lane {lane}")
                 self._finished = True
-                self._beat_now.set()
+                self._pulse.hurry()
         except BaseExceptionGroup as group:
             raise first_cause(group) from group
         await self._leave()
@@ -172,7 +176,7 @@ class Worker:
         if self.phase is Phase.INSTALLING:
             self.phase = Phase.WORKING
         self._first_install.set()
-        self._beat_now.set()
+        self._pulse.hurry()
 
     # ---- leases ------------------------------------------------------------------------------------------------
 
@@ -184,7 +188,7 @@ class Worker:
             installed = self._engine.installed
             assert installed is not None, "a lane runs only after the first install"
             asked_s = self._clock.monotonic()
-            ask = self._line.call(RequestLease(installed, MAX_WAIT_S), LeaseGrant, LeaseWait)
+            ask = self._line.call(RequestLease(installed, self._options.poll_s), LeaseGrant, LeaseWait)
             try:
                 reply = await self._drain.within(None, "a lease", ask)
             except Unauthorised:
@@ -239,11 +243,7 @@ class Worker:
             except TransportError as error:
                 self._events.emit("heartbeat_lost", error=str(error))
                 self._line.lose_patience(error, started_s)
-            spread = 0.9 + 0.2 * self._jitter.random()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._options.heartbeat_s * spread):
-                    await self._beat_now.wait()
-            self._beat_now.clear()
+            self._line.heard(await self._pulse.wait())
 
     async def _beat(self) -> None:
         activity = self._installer.activity or self._activity

@@ -6,7 +6,6 @@ The real cores and the real director in virtual time, with one line out of the s
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, cast
 
 from virtual_relays import Relays, object_manifest
 
@@ -16,10 +15,7 @@ from echo2.broadcast.relay import frames as f
 from echo2.broadcast.relay import links as ln
 from echo2.broadcast.relay.seed import Seed
 from echo2.broadcast.relay.server import SEED_ORPHANS
-from echo2.broadcast.relay.sockets import Greeted
 
-if TYPE_CHECKING:
-    import ssl
 
 WORKERS = tuple(f"w{number:02}" for number in range(50))
 LINES = 8
@@ -68,8 +64,7 @@ class DirectedRelays(Relays):
         super()._connect(name, peer, lane)
         if peer == SEED:
             number = max(number for (owner, number), end in self._ends.items() if owner == SEED and end[0] == name)
-            greeted = Greeted(cast("ssl.SSLSocket", None), name, f"{name}.test", 1, lane)
-            source = self.seed.link_up(number, greeted, self.now)
+            source = self.seed.link_up(number, name, f"{name}.test", 1, self.now)
             self.seed.director.reachability(source, True, self.now)
 
     def _down(self, name: str, number: int, why: str) -> None:

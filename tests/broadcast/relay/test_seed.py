@@ -1,21 +1,14 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from echo2.broadcast.director.fleet import PROBE_AGAIN_S
 from echo2.broadcast.plan.model import Topology
 from echo2.broadcast.relay.frames import Report
 from echo2.broadcast.relay.seed import Seed
-from echo2.broadcast.relay.sockets import Greeted
 from echo2.errors import Malformed
 
-SOCKET: Any = None
-
-
-def greeted(port: int = 7000) -> Greeted:
-    return Greeted(SOCKET, "w1", "10.0.0.1", port, 0)
+W1 = ("w1", "10.0.0.1", 7000)
 
 
 def reachable(seed: Seed) -> bool | None:
@@ -26,9 +19,9 @@ def reachable(seed: Seed) -> bool | None:
 def test_h11_an_answer_about_an_earlier_life_of_a_node_says_nothing_of_this_one() -> None:
     """Although it listens where it did before."""
     seed = Seed(Topology.CHAIN, 1.1, "")
-    source = seed.link_up(1, greeted(), 0.0)
+    source = seed.link_up(1, *W1, 0.0)
     seed.link_down(1, 1.0)
-    assert seed.link_up(2, greeted(), 2.0) == source
+    assert seed.link_up(2, *W1, 2.0) == source
     seed.probed(source, 1, False, 3.0)
     assert reachable(seed) is None
     seed.probed(source, 2, True, 4.0)
@@ -38,7 +31,7 @@ def test_h11_an_answer_about_an_earlier_life_of_a_node_says_nothing_of_this_one(
 
 def test_who_could_not_be_dialled_back_is_tried_again_over_the_link_of_this_life() -> None:
     seed = Seed(Topology.CHAIN, 1.1, "")
-    source = seed.link_up(1, greeted(), 0.0)
+    source = seed.link_up(1, *W1, 0.0)
     seed.probed(source, 1, False, 0.0)
     assert seed.probes_due(PROBE_AGAIN_S / 2) == []
     assert seed.probes_due(PROBE_AGAIN_S) == [(source, 1)]
@@ -48,8 +41,8 @@ def test_who_could_not_be_dialled_back_is_tried_again_over_the_link_of_this_life
 
 def test_reports_count_over_the_newest_first_link_alone() -> None:
     seed = Seed(Topology.CHAIN, 1.1, "")
-    seed.link_up(1, greeted(), 0.0)
-    seed.link_up(2, greeted(), 1.0)
+    seed.link_up(1, *W1, 0.0)
+    seed.link_up(2, *W1, 1.0)
     seed.report(2, Report(sent_bytes=5), 2.0)
     with pytest.raises(Malformed, match="lane 0"):
         seed.report(1, Report(sent_bytes=9), 2.0)
@@ -59,4 +52,4 @@ def test_reports_count_over_the_newest_first_link_alone() -> None:
 @pytest.mark.parametrize(("advertised", "host"), [("", "127.0.0.1"), ("learner.test", "learner.test")])
 def test_a_node_of_the_seeds_own_machine_is_reached_under_the_seeds_name(advertised: str, host: str) -> None:
     seed = Seed(Topology.CHAIN, 1.1, advertised)
-    assert seed.link_up(1, greeted()._replace(host="127.0.0.1"), 0.0).host == host
+    assert seed.link_up(1, "w1", "127.0.0.1", 7000, 0.0).host == host

@@ -17,7 +17,6 @@ from echo2.broadcast.relay.control import Tally
 from echo2.broadcast.relay.frames import Probe, Report, Source
 from echo2.broadcast.relay.meter import RateMeter, is_flow
 from echo2.broadcast.relay.node import Node
-from echo2.broadcast.relay.sockets import Greeted
 from echo2.errors import Malformed
 
 TALLY_S = 1.0
@@ -48,15 +47,14 @@ class Seed:
         self._told: Tally | None = None
         self._tally_s = float("-inf")
 
-    def link_up(self, number: int, greeted: Greeted, now: float) -> Source:
+    def link_up(self, number: int, peer: str, host: str, port: int, now: float) -> Source:
         """A node came; return where it may be dialled. One of this machine is reached under the seed's own name."""
-        host = greeted.host
         if host in _LOOPBACK and self._advertised_host not in ("", *_LOOPBACK):
             host = self._advertised_host
-        self._links[greeted.peer] = number
+        self._links[peer] = number
         self._quiet_since_s = now
-        self.director.node_joined(greeted.peer, host, greeted.port, now)
-        return Source(greeted.peer, host, greeted.port)
+        self.director.node_joined(peer, host, port, now)
+        return Source(peer, host, port)
 
     def link_down(self, number: int, now: float) -> None:
         self._acked.pop(number, None)

@@ -188,7 +188,7 @@ class RelayShell:
             self._node.link_up(number, greeted.peer, outbound, greeted.lane, now)
             joins = self._seed is not None and not outbound and greeted.lane == 0
             if joins and self._seed is not None:
-                source = self._seed.link_up(number, greeted, now)
+                source = self._seed.link_up(number, greeted.peer, greeted.host, greeted.port, now)
                 self._probe(source, number)
         self._act()
         wire.run()
