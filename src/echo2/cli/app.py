@@ -1,7 +1,7 @@
 """The command tree. Commands import what they run inside their functions, so that ``--help`` loads no torch.
 
 echo2 train · coordinator · learner · worker      run
-echo2 plan                                        know before you spend
+echo2 plan · simulate                             know before you spend
 echo2 status · stop                               look at and end a run
 echo2 eval · task · export · snapshot             use a task, a model, a snapshot
 """
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from echo2.cli import evaluate, export, people, plan, programs, snapshot, task, train
+from echo2.cli import evaluate, export, people, plan, programs, simulate, snapshot, task, train
 
 app = typer.Typer(
     name="echo2",
@@ -24,6 +24,7 @@ app = typer.Typer(
 
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
+app.command("simulate")(simulate.simulate)
 app.command("coordinator")(programs.coordinator)
 app.command("learner")(programs.learner)
 app.command("worker")(programs.worker)

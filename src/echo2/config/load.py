@@ -7,9 +7,9 @@ the overrides and the relations between keys; a value is never converted silentl
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -22,6 +22,8 @@ from echo2.config.schema import LISTS, POOLS, SECTIONS, TASKS, is_pair, unknown_
 from echo2.config.sections import Section
 from echo2.errors import ConfigError
 
+S = TypeVar("S", bound=Section)
+
 MAX_FILE_BYTES = 1 << 20
 """Far above any configuration; a model file given by mistake is refused before it is read."""
 
@@ -31,7 +33,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, check_places: bool
 
     ``check_places=False`` leaves out whether named files exist, for configurations written on another machine.
     """
-    return build_config(_read(path), overrides, base=path.parent, check_places=check_places)
+    return build_config(read_tables(path), overrides, base=path.parent, check_places=check_places)
 
 
 def build_config(
@@ -54,7 +56,8 @@ def build_config(
     return Config(**sections)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_tables(path: Path) -> dict[str, Any]:
+    """A TOML file as it stands. Raises ConfigError."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"a configuration must be a TOML file below 1 MiB, and {path} is larger")
@@ -117,9 +120,25 @@ def _list(name: str, value: Any, faults: list[str], blamed: set[str]) -> tuple[S
 
 
 def _section(section: str, label: str, table: dict[str, Any], faults: list[str], blamed: set[str]) -> Section:
-    model = SECTIONS[section]
-    known = {key: _toml(section, key, value) for key, value in table.items() if key in model.model_fields}
-    faults += [unknown_key(section, key) for key in table if key not in model.model_fields]
+    known = {key: _toml(section, key, value) for key, value in table.items()}
+    return check_table(SECTIONS[section], label, known, faults, blamed, lambda key: unknown_key(section, key))
+
+
+def check_table(
+    model: type[S],
+    label: str,
+    table: Mapping[str, Any],
+    faults: list[str],
+    blamed: set[str],
+    unknown: Callable[[str], str],
+) -> S:
+    """``table`` as a ``model``; adds a sentence to ``faults`` for each key that is wrong, and its dotted name to
+    ``blamed``. What comes back lacks the wrong keys.
+
+    unknown: the sentence about a key that ``model`` has not.
+    """
+    known = {key: value for key, value in table.items() if key in model.model_fields}
+    faults += [unknown(key) for key in table if key not in model.model_fields]
     try:
         return model.model_validate(known, strict=True)
     except ValidationError as error:
@@ -129,10 +148,12 @@ def _section(section: str, label: str, table: dict[str, Any], faults: list[str],
                 faults.append(_sentence(f"{label}.{key}", known.get(key), detail))
             blamed.add(f"{label}.{key}")
             known.pop(key, None)
-    return model.model_construct(**known)
+    return cast("S", model.model_construct(**known))
 
 
 def _toml(section: str, key: str, value: Any) -> Any:
+    if key not in SECTIONS[section].model_fields:
+        return value
     return tuple(value) if isinstance(value, list) and is_pair(section, key) else value
 
 

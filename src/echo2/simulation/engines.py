@@ -36,14 +36,6 @@ class LengthModel(msgspec.Struct, frozen=True):
         return max(1, min(most_tokens, round(length)))
 
 
-class SlowSpells(msgspec.Struct, frozen=True):
-    """Times in which a machine is slow: a neighbour, heat, a noisy disk. They come at random."""
-
-    per_h: float = 0.0
-    mean_s: float = 300.0
-    factor: float = 3.0
-
-
 class EngineModel(msgspec.Struct, frozen=True):
     tokens_per_s: float = 40.0
     """Of one reply, while no more are generated than there are places."""
@@ -54,7 +46,6 @@ class EngineModel(msgspec.Struct, frozen=True):
     lengths: LengthModel = LengthModel()
     slowness: float = 1.0
     """Factor on every time: above 1 for a straggler."""
-    spells: SlowSpells = SlowSpells()
 
     def group_s(self, random: Random, replies: int, most_tokens: int, lanes: int = 1) -> float:
         """Seconds for a group of so many replies, where so many groups share the engine."""

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from echo2.simulation.engines import SlowSpells
-
 if TYPE_CHECKING:
     from echo2.simulation.world import World
 
 S_PER_H = 3600.0
+
+
+class SlowSpells(msgspec.Struct, frozen=True):
+    """Times in which a machine is slow: a neighbour, heat, a noisy disk. They come at random."""
+
+    per_h: float = 0.0
+    mean_s: float = 300.0
+    factor: float = 3.0
 
 
 class FateModel(msgspec.Struct, frozen=True):
@@ -33,6 +39,7 @@ class FateModel(msgspec.Struct, frozen=True):
     """Its line goes down and comes back."""
     outage_s: float = 20.0
     """Mean."""
+    spells: SlowSpells = SlowSpells()
     arrives_s: float = 0.0
     """When the worker begins; later than 0 for one that joins in mid-run."""
 
@@ -51,9 +58,10 @@ async def suffer(world: World, name: str, fate: FateModel, random: Random) -> No
             continue
         if name not in world.working():
             return  # it drained and left
-        await world.kill(name)
         if which == "preempted":
+            await world.preempt(name)
             return
+        await world.kill(name)
         await asyncio.sleep(fate.restart_s)
         if name not in world.working():
             world.start(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,7 +49,8 @@ T = TypeVar("T")
 class MemoryStore:
     """The coordinator's store; a commit takes ``commit_s`` and is lost when the coordinator dies before."""
 
-    def __init__(self, commit_s: float = 0.002) -> None:
+    def __init__(self, commit_s: float = 0.002, peers: Iterable[Peer] = ()) -> None:
+        """peers: enrolled already."""
         self._commit_s = commit_s
         self._queue: list[list[Operation]] = []
         self._state: RunState | None = None
@@ -59,7 +60,7 @@ class MemoryStore:
         self._batches: dict[int, Batch] = {}
         self._assets: tuple[AssetFile, ...] = ()
         self._tokens: dict[str, Token] = {}
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, Peer] = {peer.peer_id: peer for peer in peers}
         self.metrics: dict[int, bytes] = {}
         self.evals: dict[int, bytes] = {}
 

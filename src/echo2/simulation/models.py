@@ -52,6 +52,8 @@ class WorkerModel(msgspec.Struct, frozen=True):
     """To switch to a loaded snapshot."""
     clock_skew_s: Skew = 0.0
     """How wrong the machine's wall clock is (field report H12)."""
+    usd_per_h: float | None = None
+    """Price of one that joins by itself; None for what the configuration says."""
     engine: EngineModel | None = None
     """What a group's time is worked out from; None: it is drawn around ``group_s``."""
     fate: FateModel = FateModel()
@@ -59,7 +61,7 @@ class WorkerModel(msgspec.Struct, frozen=True):
     @property
     def is_undisturbed(self) -> bool:
         """It is there from the start to the end, at one speed."""
-        return self.fate == FateModel() and (self.engine is None or not self.engine.spells.per_h)
+        return self.fate == FateModel()
 
 
 class WorldModel(msgspec.Struct, frozen=True):
@@ -74,6 +76,8 @@ class WorldModel(msgspec.Struct, frozen=True):
     fluid streams; `nodes`: by the production relays' own state machines, for a few dozen workers."""
     pieces: Annotated[int, msgspec.Meta(ge=1, le=32)] = 32
     """Of an object in a fluid stream; fewer are faster to simulate."""
+    pauses: bool = False
+    """Engines stand still while a snapshot is on its way to them."""
     commit_s: float = 0.002
     plays_heartbeats: bool = False
     """Play every heartbeat and every poll for news. Otherwise those that would change nothing cost nothing

@@ -18,6 +18,7 @@ from echo2.provisioning.observation import Listing, Phase, listed
 from echo2.provisioning.offers import Offer
 from echo2.provisioning.pools.invite import Invite
 from echo2.provisioning.pools.pool import Handle
+from echo2.simulation.models import WorkerModel
 
 
 class MachineModel(msgspec.Struct, frozen=True):
@@ -29,6 +30,11 @@ class MachineModel(msgspec.Struct, frozen=True):
     """Median time in which one of them generates a group, whatever the offer says."""
     start_s: float = 30.0
     """From the order until its worker runs."""
+    worker: WorkerModel | None = None
+    """What else its worker is like."""
+
+    def worker_named(self, name: str) -> WorkerModel:
+        return msgspec.structs.replace(self.worker or WorkerModel(name), name=name, group_s=self.group_s)
 
 
 class ModelledPool:
@@ -77,6 +83,15 @@ class ModelledPool:
 
     async def machines(self) -> Sequence[Handle]:
         return [self._handles[name] for name in sorted(self._handles)]
+
+    def reprice(self, offer: str, usd_per_h: float) -> None:
+        """From now on it is rented at this price; machines that run keep theirs."""
+        model = self.machines_of[offer]
+        changed = msgspec.structs.replace(model.offer, usd_per_h=usd_per_h)
+        self.machines_of[offer] = msgspec.structs.replace(model, offer=changed)
+
+    def has(self, machine_id: str) -> bool:
+        return machine_id in self._handles
 
     async def preempt(self, machine_id: str) -> None:
         """The provider takes it away, without notice."""

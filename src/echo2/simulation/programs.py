@@ -28,6 +28,7 @@ from echo2.simulation.flows import Flows
 from echo2.simulation.links import Access
 from echo2.simulation.models import ModelledLearner, WorkerModel, WorldModel
 from echo2.simulation.nodes import NodeRelays
+from echo2.simulation.pausing import PausingEngine
 from echo2.simulation.planned import PlannedRelays
 from echo2.simulation.relaying import Relayed, Relays
 from echo2.simulation.shelf import MemoryShelf
@@ -103,10 +104,7 @@ def learner(world: World) -> LearnerProgram:
 def worker(world: World, model: WorkerModel) -> Worker:
     config, random = world.config, world.random(model.name)
     line = world.line(model.name, Role.WORKER, model.link)
-    engine = ScriptedEngine(
-        duration=lambda tokens, n, draws: world.slowness(model.name) * _group_s(config, model, n, draws),
-        activation_s=model.activation_s,
-    )
+    engine = _engine(world, model)
     played = world.model.plays_heartbeats
     options = WorkerOptions(
         snapshots=SharedTerms(RUN_ID, PUBLIC_KEY, config.model.snapshot_dtype),
@@ -129,8 +127,18 @@ def worker(world: World, model: WorkerModel) -> Worker:
     )  # fmt: skip
 
 
+def _engine(world: World, model: WorkerModel) -> ScriptedEngine:
+    def duration(prompt_tokens: int, replies: int, draws: Random) -> float:
+        return world.slowness(model.name) * _group_s(world.config, model, replies, draws)
+
+    if not world.model.pauses:
+        return ScriptedEngine(duration=duration, activation_s=model.activation_s)
+    engine = world.pausing[model.name] = PausingEngine(duration=duration, activation_s=model.activation_s)
+    return engine
+
+
 def _group_s(config: Config, model: WorkerModel, replies: int, random: Random) -> float:
-    """The random numbers are those of the lease, so the same group takes the same time wherever it is generated twice."""
+    """The random numbers are those of the lease: the same group takes the same time wherever it is generated twice."""
     if model.engine is None:
         return model.group_s * random.lognormvariate(0.0, model.spread)
     return model.engine.group_s(random, replies, config.rollout.max_new_tokens, config.rollout.concurrent_groups)

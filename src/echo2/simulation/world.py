@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 
 from echo2.config.root import Config
 from echo2.coordinator.fleet import WorkerRecord
-from echo2.coordinator.lines import CollectedLines
+from echo2.coordinator.operations import Peer
 from echo2.coordinator.program import Coordinator
 from echo2.data.registry import load_tasks
 from echo2.errors import Echo2Error, first_cause
@@ -28,19 +28,21 @@ from echo2.metrics import StepMetrics
 from echo2.simulation import programs
 from echo2.simulation.attendance import Attendance
 from echo2.simulation.clock import CountedIds, VirtualClock
-from echo2.simulation.engines import SlowSpells
 from echo2.simulation.fates import slow_down, suffer
 from echo2.simulation.flows import Flows
+from echo2.simulation.lines import OnStep, WatchedLines
 from echo2.simulation.links import Access, Desk, LinkModel, VirtualLine
 from echo2.simulation.loop import run_virtual
 from echo2.simulation.memory import MemoryDisk, MemorySpool, MemoryStore
 from echo2.simulation.models import LearnerDisk, WorkerModel, WorldModel
+from echo2.simulation.pausing import PausingEngine
 from echo2.simulation.pool import MachineModel, ModelledPool
 from echo2.simulation.programs import COORDINATOR, LEARNER, PRIVATE_KEY, make_relays
 from echo2.simulation.record import RecordedEvents
 from echo2.simulation.shelf import MemoryShelf
 from echo2.transport.join import JoinString
 from echo2.transport.messages import PROTOCOL_VERSION, Enrol, Principal, Role
+from echo2.types import Policy
 from echo2.version import VERSION
 from echo2.worker.program import Worker
 
@@ -70,13 +72,14 @@ class World:
         workers: Sequence[WorkerModel],
         seed: int,
         machines: Mapping[str, MachineModel] = {},
+        on_step: OnStep | None = None,
     ) -> None:
         self.config = config
         self.model = model
         self.seed = seed
         self.events = RecordedEvents("world")
-        self.lines = CollectedLines()
-        self.store = MemoryStore(model.commit_s)
+        self.lines = WatchedLines(on_step)
+        self.store = MemoryStore(model.commit_s, [_peer(w) for w in workers if w.usd_per_h is not None])
         self.shelf = MemoryShelf(PRIVATE_KEY)
         self.disk = MemoryDisk()
         self.learner_disk = LearnerDisk()
@@ -95,13 +98,17 @@ class World:
         """The coordinator ended the run in order."""
         self.faults: dict[str, BaseException] = {}
         """What a program's last life ended with, when that was an error."""
+        self.pausing: dict[str, PausingEngine] = {}
+        """Engines that stand still while a snapshot is on its way."""
         self.pool = ModelledPool(machines, VirtualClock(model.home_skew_s), self._rent, self._give_back)
         voice = self.events.of(COORDINATOR)
+        voice.listen("published", self._published)
         self.attendance = Attendance(self.desk, voice, self._known_workers, config.coordinator.heartbeat_s)
         self._slowness: dict[str, float] = {}
         """Of programs that take so many times as long as they are modelled."""
         self._peer_ids: dict[str, str] = {}
         """Of enrolled workers, by name; the others are known by their names."""
+        self._fates: list[asyncio.Task[None]] = []
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._born: dict[str, int] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -128,6 +135,13 @@ class World:
         life = self._lives[name]
         life.cancel()
         await asyncio.wait([life])
+
+    async def preempt(self, name: str) -> None:
+        """Its machine is taken away."""
+        if self.pool.has(name):
+            await self.pool.preempt(name)
+        else:
+            await self.kill(name)
 
     def slow(self, name: str, factor: float) -> None:
         """From now on the learner, or a worker, takes so many times as long."""
@@ -164,16 +178,13 @@ class World:
                 models = list(self.workers.values())
                 for name in (COORDINATOR, LEARNER, *(model.name for model in models if not model.fate.arrives_s)):
                     self.start(name)
-                fates = [
-                    group.create_task(self._befall(model), name=f"fate of {model.name}")
-                    for model in models
-                    if not model.is_undisturbed
-                ]
+                for model in models:
+                    self._begin_fate(model)
                 story = None if scenario is None else group.create_task(_story(scenario, self), name="scenario")
                 await self.done.wait()
                 if story is not None:
                     story.cancel()
-                for fate in fates:
+                for fate in self._fates:
                     fate.cancel()
                 left = [life for life in self._lives.values() if not life.done()]
                 if left:
@@ -183,15 +194,20 @@ class World:
         except BaseExceptionGroup as group_error:
             raise first_cause(group_error) from group_error
 
+    def _begin_fate(self, model: WorkerModel) -> None:
+        assert self._group is not None, "inside World.run"
+        if not model.is_undisturbed:
+            self._fates.append(self._group.create_task(self._befall(model), name=f"fate of {model.name}"))
+
     async def _befall(self, model: WorkerModel) -> None:
         """Begin a worker when it arrives; then what its fate brings."""
-        name, spells = model.name, SlowSpells() if model.engine is None else model.engine.spells
+        name = model.name
         if model.fate.arrives_s:
             await asyncio.sleep(model.fate.arrives_s)
             self.start(name)
         async with asyncio.TaskGroup() as group:
             group.create_task(suffer(self, name, model.fate, Random(f"{self.seed}/fate {name}")))
-            group.create_task(slow_down(self, name, spells, Random(f"{self.seed}/spells {name}")))
+            group.create_task(slow_down(self, name, model.fate.spells, Random(f"{self.seed}/spells {name}")))
 
     # ---- programs ----------------------------------------------------------------------------------------------
 
@@ -222,13 +238,19 @@ class World:
         token = JoinString.parse(join).token
         enrolled = await coordinator.enrol(Enrol(token, name, PROTOCOL_VERSION, VERSION))
         self._peer_ids[name] = enrolled.peer_id
-        self.workers[name] = WorkerModel(name, group_s=machine.group_s)
+        model = self.workers[name] = machine.worker_named(name)
         self.spools[name] = MemorySpool()
         self.start(name)
+        self._begin_fate(model)
 
     async def _give_back(self, name: str) -> None:
         if name in self._lives and not self._lives[name].done():
             await self.kill(name)
+
+    def _published(self, event: Mapping[str, Any]) -> None:
+        incarnation, _, version = str(event["policy"]).partition(".")
+        for engine in self.pausing.values():
+            engine.published(Policy(int(incarnation), int(version)))
 
     def _known_workers(self) -> Mapping[str, WorkerRecord]:
         """As the coordinator's present life knows them."""
@@ -252,6 +274,11 @@ class World:
         return Random(f"{self.seed}/{purpose}/{self._born.get(purpose, 0)}")
 
 
+def _peer(worker: WorkerModel) -> Peer:
+    """As if it had enrolled, with what its owner says that it costs."""
+    return Peer(worker.name, worker.name, Role.WORKER, f"credential of {worker.name}", usd_per_h=worker.usd_per_h)
+
+
 async def _story(scenario: Scenario, world: World) -> None:
     await scenario(world)
 
@@ -265,12 +292,13 @@ def simulate(
     scenario: Scenario | None = None,
     machines: Mapping[str, MachineModel] = {},
     until_s: float = 7 * 24 * 3600.0,
+    on_step: OnStep | None = None,
 ) -> SimulatedRun:
     """Run to the end in virtual time. Raises Deadlock when nothing can go on or ``until_s`` passed; Starved when the
     run's own watchdog ended it.  machines: what can be rented, by name of the offer."""
 
     async def main() -> SimulatedRun:
-        world = World(config, model, workers, seed, machines)
+        world = World(config, model, workers, seed, machines, on_step)
         await world.run(scenario)
         return SimulatedRun(
             world.events.events, world.lines.metrics, world.learner_disk.weights, asyncio.get_running_loop().time()

@@ -1,0 +1,116 @@
+"""``echo2 simulate``: a run in virtual time, by the production programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from echo2.cli.output import JsonFlag, SetOption, note, print_json
+
+if TYPE_CHECKING:
+    from echo2.metrics import StepMetrics
+    from echo2.simulation.play import Played
+    from echo2.simulation.scenario import Scenario
+
+
+def simulate(
+    path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file, see docs/simulation.md.")],
+    overrides: SetOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the scenario's world.seed.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Write metrics, events and report.html of the run there."),
+    ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Simulate also what no pool can keep busy, and say so.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Play a run in virtual time: bubble, staleness, cost and dissemination of fleets that nobody paid for yet."""
+    from echo2.simulation.scenario import read_scenario
+
+    scenario = read_scenario(path, [*(overrides or []), *([] if seed is None else [f"world.seed={seed}"])])
+    warnings = _checked(scenario, out, anyway=anyway)
+    played = _played(scenario)
+    if out is not None:
+        _write(scenario, played, out)
+    if as_json:
+        print_json(_facts(scenario, played, warnings))
+    else:
+        _show(scenario, played, warnings, out)
+
+
+def _checked(scenario: Scenario, out: Path | None, *, anyway: bool) -> list[str]:
+    from echo2.errors import UserError
+
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} must be a new or an empty folder: what lies there is not overwritten")
+    why = scenario.impossible()
+    if why and not anyway:
+        raise UserError(f"no pool can keep the learner of this scenario busy: {why}; --anyway plays it all the same")
+    return [f"no pool can keep the learner busy: {why}"] if why else []
+
+
+def _played(scenario: Scenario) -> Played:
+    from echo2.simulation.play import play
+
+    with _progress(scenario.config.run.steps) as on_step:
+        return play(scenario, on_step)
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Callable[[StepMetrics], None]]:
+    """A bar on standard error, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from echo2.report.progress import duration
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("simulating", total=steps)
+
+        def on_step(line: StepMetrics) -> None:
+            told = f"{duration(line.elapsed_s)} simulated"
+            progress.update(bar, completed=line.step + 1, description=told)
+
+        yield on_step
+
+
+def _facts(scenario: Scenario, played: Played, warnings: list[str]) -> dict[str, object]:
+    import msgspec
+
+    return {
+        "scenario": scenario.name,
+        "seed": scenario.world.seed,
+        **msgspec.to_builtins(played.outcome),
+        "warnings": warnings,
+    }
+
+
+def _write(scenario: Scenario, played: Played, out: Path) -> None:
+    """A run folder, as a real run leaves one: ``echo2 plan`` and the report read it."""
+    from echo2.report.html import write_report
+    from echo2.simulation.folder import write_folder
+
+    write_folder(scenario, played.run, out)
+    write_report(out)
+
+
+def _show(scenario: Scenario, played: Played, warnings: list[str], out: Path | None) -> None:
+    from rich.console import Console
+
+    from echo2.cli.simulate_view import view
+
+    for warning in warnings:
+        note(f"echo2: {warning}")
+    Console(highlight=False).print(view(scenario, played.outcome))
+    if out is None:
+        note("-o DIR writes report.html with the plots and the timeline, metrics.jsonl and events.jsonl.")
+    else:
+        note(f"report {out / 'report.html'}")
