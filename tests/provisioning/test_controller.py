@@ -411,7 +411,7 @@ def test_cheaper_capacity_is_always_preferred(offers: list[Offer], t_train_s: fl
                 assert swapped < target * (1 + 1e-9), (cost, dear, cheap.name)
 
 
-@pytest.mark.parametrize("usd_per_h", [None, 0.0, -1.0, float("nan"), float("inf"), 1e-12])
+@pytest.mark.parametrize("usd_per_h", [None, 0.0, -1.0, float("nan"), float("inf"), 1e-12, 1e12])
 def test_an_offer_without_a_price_is_not_ordered_from(usd_per_h: float | None) -> None:
     listing = Listing(offer("c", 0.5, 0.3), (Price(usd_per_h, 60.0),))
     _, (kept,) = decide(State(), saw(60.0, [], listings=(listing,)), rules())
