@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 from typing import Any
 
@@ -142,6 +143,14 @@ def test_the_dearest_goes_when_what_stays_is_enough_without_anything_on_its_way(
 def test_a_machine_too_large_to_go_keeps_no_smaller_one() -> None:
     pool = [machine("big-1", 1.2, 9.0), machine("small-2", 0.1, 0.2)]
     assert released(looks(State(), [saw(now_s, pool) for now_s in PERIODS[:3]], rules())[1]) == ["small-2"]
+
+
+def test_the_band_holds_in_a_large_pool_too() -> None:
+    """4.5 % above the target, beside which each of a hundred is next to nothing: noise would bring it back."""
+    pool = [machine(f"w-{i:03}", 0.0115, 1.0) for i in range(100)]
+    assert released(looks(State(), [saw(now_s, pool) for now_s in PERIODS[:5]], rules())[1]) == []
+    dud = machine("w-dud", 0.002, 1.0)
+    assert released(looks(State(), [saw(now_s, [*pool, dud]) for now_s in PERIODS[:5]], rules())[1]) == ["w-dud"]
 
 
 def test_rounding_releases_nothing_below_the_target() -> None:
@@ -425,3 +434,11 @@ def test_an_ending_run_changes_nothing_more() -> None:
     assert [type(decision) for decision in decided] == [End]
     state, decided = looks(state, [saw(now_s, [], [offer("c", 0.1, 0.3)]) for now_s in PERIODS[1:]], by)
     assert decided == []
+
+
+def test_a_pool_of_two_thousand_machines_is_looked_at_in_a_moment() -> None:
+    """It decides in the coordinator's loop, where workers wait for their leases meanwhile."""
+    pool = [machine(f"w-{i:04}", 0.6e-3, 0.3 + i * 1e-6, offer="w") for i in range(2000)]
+    began_s = time.process_time()
+    looks(State(), [saw(now_s, pool) for now_s in PERIODS[:1]], rules())
+    assert time.process_time() - began_s < 2.0
