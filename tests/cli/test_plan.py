@@ -274,7 +274,7 @@ def test_estimates_are_marked_wherever_they_go_and_give_way_to_measurements(echo
         ((*PAPER, "--offers", "prices", "--spot"), "--spot must come with a SkyPilot catalog"),
         ((*PAPER, "--offers", EXAMPLE, "--spot"), "is a list of offers"),
         ((*PAPER, "--offers", EXAMPLE, "--budget-usd-per-h", 5, "--learner-usd-per-h", 6), "the learner alone costs 6"),
-        ((*PAPER, "--offers", EXAMPLE, "--budget-usd-per-h", 0.1), "raise it by"),
+        ((*PAPER, "--offers", EXAMPLE, "--budget-usd-per-h", 0.1), "raise the budget by"),
         ((*PAPER[:6], "--staleness", 1001), "must be at most 1000 (steps)"),
     ],
 )  # fmt: skip
