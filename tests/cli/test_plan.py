@@ -265,6 +265,8 @@ def test_estimates_are_marked_wherever_they_go_and_give_way_to_measurements(echo
         (("--use-all", "--policy", "exact"), "--policy must be left out"),
         (("--pool-rate", 1, "--offers", "x.csv"), "--pool-rate must be given without --offers"),
         ((*PAPER, "--offers", "absent.csv"), "there is no such file"),
+        ((*PAPER, "--offers", "x" * 5000), "File name too long"),
+        (("x" * 5000,), "a plan must be for a configuration or a run's folder, but File name too long"),
         ((*PAPER, "--offers", "prices"), "prices without throughput: give --parameters"),
         ((*PAPER, "--offers", "prices", "--parameters", 8e9), "got none for --kv-bytes-per-token, --reply-tokens"),
         ((*PAPER, "--offers", "prices", "--measured", "RTX5090"), "--measured RTX5090 must have a number"),
