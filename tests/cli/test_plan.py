@@ -271,6 +271,8 @@ def test_estimates_are_marked_wherever_they_go_and_give_way_to_measurements(echo
         (("--use-all", "--policy", "exact"), "--policy must be left out"),
         (("--pool-rate", 1, "--offers", "x.csv"), "--pool-rate must be given without --offers"),
         ((*PAPER, "--offers", "absent.csv"), "there is no such file"),
+        ((*PAPER, "--offers", "x" * 5000), "File name too long"),
+        (("x" * 5000,), "a plan must be for a configuration or a run's folder, but File name too long"),
         ((*PAPER, "--offers", "prices"), "prices without throughput: give --parameters"),
         ((*PAPER, "--offers", "prices", "--parameters", 8e9), "got none for --kv-bytes-per-token, --reply-tokens"),
         ((*PAPER, "--offers", "prices", "--measured", "RTX5090"), "--measured RTX5090 must have a number"),
@@ -280,7 +282,7 @@ def test_estimates_are_marked_wherever_they_go_and_give_way_to_measurements(echo
         ((*PAPER, "--offers", "prices", "--spot"), "--spot must come with a SkyPilot catalog"),
         ((*PAPER, "--offers", EXAMPLE, "--spot"), "is a list of offers"),
         ((*PAPER, "--offers", EXAMPLE, "--budget-usd-per-h", 5, "--learner-usd-per-h", 6), "the learner alone costs 6"),
-        ((*PAPER, "--offers", EXAMPLE, "--budget-usd-per-h", 0.1), "raise it by"),
+        ((*PAPER, "--offers", EXAMPLE, "--budget-usd-per-h", 0.1), "raise the budget by"),
         ((*PAPER[:6], "--staleness", 1001), "must be at most 1000 (steps)"),
     ],
 )  # fmt: skip

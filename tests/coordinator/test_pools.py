@@ -81,3 +81,17 @@ def test_bad_offers_are_refused_before_anything_is_started(tmp_path: Path) -> No
     path.write_text(OFFERS.replace("0.5,0.5", "-1,0.5"))
     with pytest.raises(UserError, match=r"row 2.*usd_per_h"):
         made(tmp_path, {"kind": "local", "offers": str(path)})
+
+
+def test_a_name_that_no_folder_can_have_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    path = tmp_path / "offers.csv"
+    path.write_text(OFFERS.replace("here", "rack/1"))
+    with pytest.raises(UserError, match="must have no slash"):
+        made(tmp_path, {"kind": "local", "offers": str(path)})
+
+
+def test_two_pools_cannot_have_an_offer_of_the_same_name(tmp_path: Path, offers: str) -> None:
+    """The controller tells them apart by it."""
+    pools = {"kind": "local", "offers": offers}, {"kind": "ray", "offers": offers}
+    with pytest.raises(UserError, match="must have different names, got 'here' in two pools"):
+        made(tmp_path, *pools)

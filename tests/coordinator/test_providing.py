@@ -13,6 +13,7 @@ from echo2.broadcast.shelf import Published
 from echo2.coordinator.program import Coordinator
 from echo2.coordinator.providing import Provided, rules_of
 from echo2.provisioning.controller import State, decide
+from echo2.provisioning.drive import Past
 from echo2.provisioning.observation import Machine, Phase, listed, merged
 from echo2.provisioning.offers import Offer
 from echo2.provisioning.pools.pool import Handle
@@ -102,7 +103,7 @@ def test_a_worker_and_its_machine_are_one_and_what_the_offer_says_is_believed_at
         made, run = await provided()
         assert seen(run, handle())["rented-1"].phase is Phase.STARTING
         ordered = Start("rented", 2.0, 3.0, start_by_s=600.0, paid_until_s=0.0)
-        run.remember(State(roster=Roster(starts={"rented-1": ordered})))
+        run.remember(Past(State(roster=Roster(starts={"rented-1": ordered}))))
         worker = await joined(made, "rented-1")
         machine = seen(run, handle())["rented-1"]
         assert (machine.phase, machine.offer, machine.available) == (Phase.ACTIVE, "rented", True)
@@ -155,7 +156,7 @@ def test_what_machines_cost_while_the_coordinator_was_away_is_owed() -> None:
         seen(run, handle(paid_until_s=20 * H))
         await asyncio.sleep(1 * H)
         seen(run, handle(paid_until_s=20 * H))
-        run.remember(State())
+        run.remember(Past())
         await asyncio.sleep(0.5 * H)
         made.books.account(made.clock.monotonic())
         await made.hall.durable()
@@ -187,6 +188,20 @@ def test_traffic_is_paid_for_too_at_the_rate_that_the_run_measures() -> None:
         run.observe([handle()], [])
         assert made.books.state.cost_usd == pytest.approx(4.0)
 
+
+def test_a_machine_is_billed_from_the_order_to_the_moment_of_its_return_and_not_from_look_to_look() -> None:
+    async def main() -> None:
+        made, run = await provided()
+        seen(run)
+        run.remember(Past(State(roster=Roster(starts={"rented-1": Start("rented", 2.0, 3.0, 600.0, 0.0)}))))
+        await asyncio.sleep(60.0)
+        seen(run, handle())
+        await asyncio.sleep(30.0)
+        run.returned("rented-1")
+        await asyncio.sleep(30.0)
+        seen(run)
+        assert made.books.state.cost_usd == pytest.approx(3.0 * 90 / H)
+
     run_virtual(main())
 
 
@@ -204,6 +219,24 @@ def test_what_each_machine_cost_is_known_and_a_restart_keeps_it() -> None:
         made.books.account(made.clock.monotonic())
         assert made.books.state.cost_usd == pytest.approx(3.5)
 
+
+def test_a_machine_that_is_gone_after_a_restart_was_not_paid_for_all_that_time() -> None:
+    """Its coordinator gave it back while it ended, and could not write that down any more."""
+
+    async def main() -> None:
+        store = MemoryStore(0.0)
+        made, run = await provided(store=store)
+        seen(run, handle())
+        await asyncio.sleep(1 * H)
+        seen(run, handle())
+        run.remember(Past())
+        await made.hall.durable()
+        await asyncio.sleep(48 * H)
+        again, resumed = await provided(store=store)
+        resumed.recall()
+        seen(resumed)
+        assert again.books.state.cost_usd == pytest.approx(3.0)
+
     run_virtual(main())
 
 
@@ -214,5 +247,66 @@ def test_a_run_that_ends_says_so_and_not_that_there_are_no_offers() -> None:
         found = run.observe([], [listed(OFFER, 0.0)])
         _, (decision,) = decide(State(), found, rules_of(made.config))
         assert "the run is ending" in decision.reason
+
+
+def test_a_worker_whose_lease_outlives_the_coordinator_stays_the_worker_of_its_machine() -> None:
+    async def main() -> None:
+        store = MemoryStore(0.0)
+        made, run = await provided(store=store)
+        await desks.attach(made)
+        worker = await joined(made, "rented-1")
+        for _ in range(6):
+            await asyncio.sleep(1.0)
+            await desks.generate(made, 1, worker)
+        rate = seen(run, handle())["rented-1"].rate
+        await desks.leased(made, worker)
+        run.remember(Past(handles={"rented": (handle(),)}))
+        await made.hall.durable()
+        again, resumed = await provided(store=store)
+        past = resumed.recall()
+        assert past is not None
+        assert [h.machine_id for h in past.handles["rented"]] == ["rented-1"]
+        machine = seen(resumed, handle())["rented-1"]
+        assert (machine.phase, machine.offer) == (Phase.ACTIVE, "rented")
+        assert machine.rate.mean_per_s == pytest.approx(rate.mean_per_s), "no slower for that"
+        assert [w.machine_id for w in again.books.fleet.workers.values()] == ["rented-1"]
+
+    run_virtual(main())
+
+
+def test_a_volunteer_whose_lease_outlives_the_coordinator_stays_a_volunteer() -> None:
+    async def main() -> None:
+        store = MemoryStore(0.0)
+        made, _ = await provided(store=store)
+        await desks.attach(made)
+        await made.handle(desks.ONE, Heartbeat(desks.V0, ()))
+        made.books.fleet.workers["one"].waits = False
+        await desks.leased(made, desks.ONE)
+        again, _ = await provided(store=store)
+        await again.handle(desks.ONE, Heartbeat(desks.V0, ()))
+        worker = again.books.fleet.workers["one"]
+        assert (worker.volunteers, worker.waits) == (True, True)
+
+    run_virtual(main())
+
+
+def test_a_learner_that_outlives_the_coordinator_is_paid_for_meanwhile() -> None:
+    async def main() -> None:
+        store, price = MemoryStore(0.0), {"provisioning": {"learner_usd_per_h": 2.0}}
+        made = await desks.coordinator(store, **price)
+        epoch = await desks.attach(made)
+        await asyncio.sleep(1 * H)
+        made.books.account(made.clock.monotonic())
+        await made.hall.durable()
+        await asyncio.sleep(0.5 * H)
+        again = await desks.coordinator(store, **price)
+        again.hall.learner.heard(epoch, again.clock.monotonic())
+        again.books.account(again.clock.monotonic())
+        assert again.books.state.cost_usd == pytest.approx(3.0)
+
+        other = await desks.coordinator(store, **price)
+        await desks.attach(other)  # a new one, which was not there
+        other.books.account(other.clock.monotonic())
+        assert other.books.state.cost_usd == pytest.approx(2.0)
 
     run_virtual(main())

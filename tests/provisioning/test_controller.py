@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_where_times_use_up_the_staleness_budget_no_crowd_is_rented_for_the_last
     assert paper.mu_min_per_s == pytest.approx(4.0)
 
 
+def test_new_machines_that_die_at_once_are_not_ordered_at_every_look_because_an_older_one_delivers() -> None:
+    old, offers, state, count = machine("cheap-1", 0.5), [offer("cheap", 0.5, 0.3, count=50)], FILLED, 0
+    state, _ = decide(state, saw(30.0, [old], offers), rules())
+    started: list[str] = []
+    for look in range(60):
+        dead = [machine(name, 0.0, phase=Phase.LOST, delivered=False) for name in started]
+        state, decisions = decide(state, saw(60.0 + 10 * look, [old, *dead], offers), rules())
+        started = [name for d in decisions if isinstance(d, Activate) for name in d.machine_ids]
+        count += len(started)
+    assert 2 <= count <= 10, "two at a time, and then with longer and longer pauses"
+
+
 def test_looking_more_often_than_once_in_a_period_makes_nobody_hurry() -> None:
     pool, offers = [machine("w-1", 0.5), machine("w-2", 0.5)], [offer("cheap", 0.5, 0.3)]
     often = [saw(60.0 + second, pool, offers) for second in range(0, 100, 5)]
@@ -165,6 +178,14 @@ def test_the_dearest_goes_when_what_stays_is_enough_without_anything_on_its_way(
 def test_a_machine_too_large_to_go_keeps_no_smaller_one() -> None:
     pool = [machine("big-1", 1.2, 9.0), machine("small-2", 0.1, 0.2)]
     assert released(looks(State(), [saw(now_s, pool) for now_s in PERIODS[:3]], rules())[1]) == ["small-2"]
+
+
+def test_the_band_holds_in_a_large_pool_too() -> None:
+    """4.5 % above the target, beside which each of a hundred is next to nothing: noise would bring it back."""
+    pool = [machine(f"w-{i:03}", 0.0115, 1.0) for i in range(100)]
+    assert released(looks(State(), [saw(now_s, pool) for now_s in PERIODS[:5]], rules())[1]) == []
+    dud = machine("w-dud", 0.002, 1.0)
+    assert released(looks(State(), [saw(now_s, [*pool, dud]) for now_s in PERIODS[:5]], rules())[1]) == ["w-dud"]
 
 
 def test_rounding_releases_nothing_below_the_target() -> None:
@@ -434,7 +455,7 @@ def test_cheaper_capacity_is_always_preferred(offers: list[Offer], t_train_s: fl
                 assert swapped < target * (1 + 1e-9), (cost, dear, cheap.name)
 
 
-@pytest.mark.parametrize("usd_per_h", [None, 0.0, -1.0, float("nan"), float("inf"), 1e-12])
+@pytest.mark.parametrize("usd_per_h", [None, 0.0, -1.0, float("nan"), float("inf"), 1e-12, 1e12])
 def test_an_offer_without_a_price_is_not_ordered_from(usd_per_h: float | None) -> None:
     listing = Listing(offer("c", 0.5, 0.3), (Price(usd_per_h, 60.0),))
     _, (kept,) = decide(State(), saw(60.0, [], listings=(listing,)), rules())
@@ -448,3 +469,11 @@ def test_an_ending_run_changes_nothing_more() -> None:
     assert [type(decision) for decision in decided] == [End]
     state, decided = looks(state, [saw(now_s, [], [offer("c", 0.1, 0.3)]) for now_s in PERIODS[1:]], by)
     assert decided == []
+
+
+def test_a_pool_of_two_thousand_machines_is_looked_at_in_a_moment() -> None:
+    """It decides in the coordinator's loop, where workers wait for their leases meanwhile."""
+    pool = [machine(f"w-{i:04}", 0.6e-3, 0.3 + i * 1e-6, offer="w") for i in range(2000)]
+    began_s = time.process_time()
+    looks(State(), [saw(now_s, pool) for now_s in PERIODS[:1]], rules())
+    assert time.process_time() - began_s < 2.0

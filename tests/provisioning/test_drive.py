@@ -8,7 +8,7 @@ import pytest
 from closed_loop import offer, rules
 from scripted_pool import ScriptedPool, ScriptedRun
 
-from echo2.provisioning.drive import DRAIN_S, STOP_TRIES, drive
+from echo2.provisioning.drive import DRAIN_S, STOP_TRIES, Past, drive
 from echo2.provisioning.observation import Phase
 from echo2.provisioning.rules import Rules
 from echo2.simulation.clock import VirtualClock
@@ -18,13 +18,15 @@ from echo2.simulation.record import RecordedEvents
 CLOCK = VirtualClock()
 
 
-def driven(run: ScriptedRun, script: Callable[[], Awaitable[None]], by: Rules | None = None) -> RecordedEvents:
+def driven(
+    run: ScriptedRun, script: Callable[[], Awaitable[None]], by: Rules | None = None, past: Past | None = None
+) -> RecordedEvents:
     """The loop beside a script, until the script is through and the run over."""
     events = RecordedEvents()
 
     async def main() -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(drive(run, run.pools, by or rules(), CLOCK, events))
+            group.create_task(drive(run, run.pools, by or rules(), CLOCK, events, past))
             await script()
             run.over = True
             run.news.notify()
@@ -201,3 +203,63 @@ def test_machines_are_given_back_also_when_the_run_breaks() -> None:
     with pytest.raises(ExceptionGroup, match="unhandled errors"):
         driven(run, script)
     assert pool.stopped == ["c-1"]
+
+
+def interrupted(pool: ScriptedPool, released: str = "") -> Past:
+    """A loop that ends after ten minutes without giving anything back, as with a coordinator that is killed."""
+    run = ScriptedRun(CLOCK, pool)
+
+    async def main() -> None:
+        loop = asyncio.create_task(drive(run, run.pools, rules(), CLOCK, RecordedEvents()))
+        await asyncio.sleep(600.0)
+        there, started = dict(pool.there), list(pool.started)
+        loop.cancel()
+        await asyncio.wait([loop])
+        pool.there, pool.started, pool.stopped = there, started, []
+
+    run_virtual(main())
+    state = run.past.state
+    roster = state.roster.dismiss(released) if released else state.roster
+    return Past(msgspec.structs.replace(state, roster=roster).carried_over(600.0, 0.0, 0.0), run.past.handles)
+
+
+def test_a_pool_that_cannot_be_reached_after_a_restart_has_what_it_had() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("a", 1.0, 0.3))
+    other = ScriptedPool("two", CLOCK, offer("b", 2.0, 0.3))
+    past, had = interrupted(pool), sorted(pool.there)
+    pool.hangs = True
+    run = ScriptedRun(CLOCK, pool, other)
+
+    async def script() -> None:
+        await asyncio.sleep(300.0)
+        assert other.started == [], "nobody is gone"
+
+    driven(run, script, past=past)
+    assert sorted(pool.stopped) == had, "though it was never reached in this life"
+
+
+def test_a_release_that_a_restart_interrupted_is_gone_on_with() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("c", 1.0, 0.3))
+    past = interrupted(pool, released="c-2")
+    run = ScriptedRun(CLOCK, pool)
+
+    async def script() -> None:
+        await asyncio.sleep(30.0)
+        assert (pool.stopped, run.given_back) == (["c-2"], ["c-2"])
+
+    driven(run, script, past=past)
+    assert pool.stopped.count("c-2") == 1
+
+
+def test_a_release_whose_stop_failed_for_long_is_tried_again_while_the_run_lasts() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("cheap", 0.5, 0.3, count=4), offer("dear", 2.0, 0.3, count=8))
+    run = ScriptedRun(CLOCK, pool, t_train_s=50.0)
+
+    async def script() -> None:
+        await asyncio.sleep(300.0)
+        run.t_train_s, pool.deaf_stops = 100.0, 4 * STOP_TRIES
+        await asyncio.sleep(900.0)
+        assert sorted(pool.stopped) == ["dear-5", "dear-6", "dear-7", "dear-8"]
+
+    events = driven(run, script)
+    assert len(events.kinds("machine_may_still_cost")) == 4

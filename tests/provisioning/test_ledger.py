@@ -29,15 +29,6 @@ def test_a_restart_keeps_what_was_spent() -> None:
     assert Ledger(settled_usd=7.5).rent("w1", 2.0, 50.0).total_usd(50.0 + 1800.0) == 8.5
 
 
-def test_machines_go_on_costing_while_the_coordinator_is_down() -> None:
-    # 1 h before, 1/2 h down, 1/4 h after on a clock that began at 10 s; the minimum of 2 h ends 1/4 h later still
-    before = Ledger().rent("w1", 4.0, 1000.0, min_rental_s=7200.0)
-    after = before.carried_over(saved_s=4600.0, now_s=10.0, down_s=1800.0)
-    assert after.total_usd(10.0) == pytest.approx(6.0)
-    assert after.total_usd(910.0) == pytest.approx(7.0)
-    assert after.release("w1", 910.0).total_usd(910.0) == pytest.approx(8.0)
-
-
 def test_a_machine_released_early_is_billed_to_its_minimum_at_once() -> None:
     ledger = Ledger().rent("w1", 2.0, 0.0, min_rental_s=3600.0)
     assert ledger.total_usd(600.0) == pytest.approx(2.0 / 6)

@@ -109,6 +109,8 @@ def test_a_bad_cell_is_named_by_row_and_column(column: str, text: str, wanted: s
         ("reliability", "98%", "write a share such as 0.98"),
         ("reliability", "98", "must be at most 1 (share of the time), got 98"),
         ("reliability", "0", "must be more than 0 (share of the time)"),
+        ("reliability", "5e-324", "must be at least 1e-09 (share of the time), got 5e-324"),
+        ("downlink_mbps", "5e-324", "must be at least 1e-09 (Mbps), got 5e-324"),
         ("traffic_usd_per_gb", "-0.01", "must be at least 0 (USD per GB)"),
         ("min_rental_h", "1h", "convert it to hours and write the number alone"),
         ("min_rental_h", "nan", "must be a plain number (hours)"),

@@ -79,7 +79,15 @@ def test_two_things_change_only_where_one_is_not_enough() -> None:
 
 
 def test_a_budget_that_rents_nothing_says_by_how_much() -> None:
-    assert told(ask(50.0), market(3), Afford(0.4)).endswith("raise it by 0.6 USD/h or find a cheaper offer")
+    assert told(ask(50.0), market(3), Afford(0.4)).endswith("; raise the budget by 0.6 USD/h")
+    # rounded so that it is enough: 1.57208 − 0.0176317 is 1.5544483
+    dear = Market(offers=(Offer(name="w", gpu="G", count=1, usd_per_h=1.57208, rollouts_per_s=1.0),))
+    assert told(ask(50.0), dear, Afford(0.0176317)).endswith("; raise the budget by 1.56 USD/h")
+
+
+def test_an_illegal_kappa_and_a_budget_that_rents_nothing_are_answered_together() -> None:
+    both = told(ask(50.0, budget=50, period=1), market(3), Afford(0.4))
+    assert both.endswith("; set kappa to 2 and raise the budget by 0.6 USD/h")
 
 
 def test_a_budget_asks_for_arrival_only() -> None:
@@ -93,7 +101,7 @@ cadences = st.tuples(st.integers(0, 12), st.one_of(st.sampled_from(["auto", "def
 @given(
     st.floats(0.1, 3000.0), st.floats(0.0, 1000.0), cadences, st.integers(1, 60), st.sampled_from([0.01, 0.0734, 1.0]),
     st.floats(1.0, 2.0), st.sampled_from(["paper", "overlapped"]),
-    st.sampled_from([Rent(), Use(), Use(0.5), Use(2.0), Afford(20.0)]),
+    st.sampled_from([Rent(), Use(), Use(0.5), Use(2.0), Afford(20.0), Afford(0.3)]),
 )  # fmt: skip
 def test_every_way_that_is_told_works(
     t_bcast_s: float, t_gen_s: float, cadence: tuple[int, Any], count: int, rate: float, gamma: float, rule: str,

@@ -172,6 +172,22 @@ def test_a_coordinator_that_was_killed_finds_its_machines_again_and_owes_what_th
     assert [line.step for line in run.metrics] == list(range(45))
 
 
+def test_a_restart_of_the_coordinator_moves_no_machine() -> None:
+    """Workers are in the middle of their leases as it dies, and their machines stay theirs."""
+
+    async def story(world: World) -> None:
+        await after_step(world, 25)
+        await world.kill(COORDINATOR)
+        await asyncio.sleep(30.0)
+        world.start(COORDINATOR)
+
+    run = run_with(50, story)
+    died_s = next(event["at_s"] for event in events(run, "killed"))
+    assert run.ended_s > died_s + 1200.0, "longer than a start may take"
+    assert [event for event in events(run, "provisioning_release") if event["at_s"] > died_s] == []
+    assert [event for event in events(run, "provisioning_activate") if event["at_s"] > died_s] == []
+
+
 def test_when_the_run_is_over_nothing_is_left_running() -> None:
     run = run_with(20)
     ordered = {name for event in events(run, "provisioning_activate") for name in event["machine_ids"].split(",")}

@@ -9,6 +9,7 @@ from echo2.coordinator.wakeup import Wakeup
 from echo2.errors import Refused, TransportError
 from echo2.ports import Clock
 from echo2.provisioning.controller import State
+from echo2.provisioning.drive import Past
 from echo2.provisioning.observation import Listing, Machine, Observation, Phase, listed
 from echo2.provisioning.offers import Offer
 from echo2.provisioning.pools.pool import Handle
@@ -65,6 +66,8 @@ class ScriptedRun:
         self.ended = ""
         self.spent_usd = 0.0
         self.states: list[State] = []
+        self.past = Past()
+        self.given_back: list[str] = []
         self.dead: set[str] = set()
         self.drained: list[str] = []
         self.drain_s = 5.0
@@ -87,8 +90,9 @@ class ScriptedRun:
             spent_usd=self.spent_usd,
         )
 
-    def remember(self, state: State) -> None:
-        self.states.append(state)
+    def remember(self, past: Past) -> None:
+        self.past = past
+        self.states.append(past.state)
 
     async def drain(self, machine_id: str) -> None:
         await asyncio.sleep(self.drain_s)
@@ -96,6 +100,9 @@ class ScriptedRun:
 
     def end(self, reason: str) -> None:
         self.ended = reason
+
+    def returned(self, machine_id: str) -> None:
+        self.given_back.append(machine_id)
 
     async def wait(self, timeout_s: float) -> None:
         await self.news.wait(timeout_s)

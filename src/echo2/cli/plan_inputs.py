@@ -80,7 +80,11 @@ def read_source(path: Path | None) -> Source:
     """A configuration file, or a run's folder with what it measured. Raises UserError."""
     if path is None:
         return Source()
-    if not path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name too long, a folder on the way that may not be looked into
+        raise UserError(f"a plan must be for a configuration or a run's folder, but {error.strerror}: {path}") from None
+    if not is_folder:
         return Source(load_config(path, check_places=False))
     from echo2.report.folder import read_run
     from echo2.run.folder import RunFolder

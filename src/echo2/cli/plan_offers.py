@@ -129,11 +129,11 @@ def _like_the_runs(source: Source) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
 
 def _catalog(path: Path, *, spot: bool) -> Catalog | None:
     """None when ``path`` is no catalog."""
-    if path.is_dir():
-        return read_catalog(path, spot=spot)
-    if not path.is_file():
-        return None  # a pipe can be read once only, or it is not there, which is told when it is read as a list
     try:
+        if path.is_dir():
+            return read_catalog(path, spot=spot)
+        if not path.is_file():
+            return None  # a pipe can be read once only, or it is not there, which is told when it is read as a list
         with path.open("rb") as file:
             marked = MARK_OF_A_CATALOG in file.readline(4096)
     except OSError:

@@ -16,7 +16,7 @@ import msgspec
 
 from echo2.config.root import Config
 from echo2.coordinator.evaluation import Evaluation
-from echo2.coordinator.fleet import Fleet, RunningLease
+from echo2.coordinator.fleet import Fleet
 from echo2.coordinator.history import RunState
 from echo2.coordinator.operations import EvalPut, Loaded, Operation, RunPut
 from echo2.coordinator.publishing import Publishing
@@ -61,6 +61,8 @@ class Books:
             # Also when an earlier life died between the last step and the end.
             self.stop_reason = "the run has ended" if self.state.finished else "the last step is trained"
         self.draining = self.state.finished
+        self.counted_s = 0.0
+        """Until when earlier lives counted what was spent, on this one's clock."""
         self._elapsed_until: float | None = None
         self._written = b""
         self._operations: list[Operation] = []
@@ -77,16 +79,6 @@ class Books:
         buffer.refused_by.update(loaded.refused_by)
         buffer.groups_dropped, buffer.expired_tokens = state.groups_dropped, state.expired_tokens
 
-    def resume_leases(self, now: float) -> None:
-        """After a restart: leases that ran go on, counted from now on this process's clock."""
-        for group in sorted(self.buffer.groups.values(), key=lambda g: g.group_id):
-            if group.leased:
-                lease = group.attempts[-1]
-                self.fleet.seen(lease.worker_id, lease.worker_id, now)
-                self.fleet.start(
-                    RunningLease(lease.lease_id, lease.worker_id, group.group_id, group.attempt, granted_s=now)
-                )
-
     def drain(self) -> list[Operation]:
         """What must become durable, in order; empty when nothing changed."""
         state = self.state
@@ -101,6 +93,13 @@ class Books:
         return operations
 
     # ---- time and money -----------------------------------------------------------------------------------------
+
+    def begin(self, now: float, wall: float) -> None:
+        """A life of the coordinator begins. How long ago the one before counted last only the wall clock can say."""
+        state = self.state
+        away_s = 0.0 if state.clock_offset_s is None else max(0.0, wall - state.accounted_s - state.clock_offset_s)
+        self.counted_s = state.accounted_s = now - away_s
+        state.clock_offset_s = wall - now
 
     def account(self, now: float) -> None:
         """Bring elapsed time and cost up to ``now``."""

@@ -34,6 +34,8 @@ class RunState(msgspec.Struct):
     elapsed_s: float = 0.0
     accounted_s: float = 0.0
     """When ``elapsed_s`` and ``cost_usd`` were right, on the coordinator's clock."""
+    clock_offset_s: float | None = None
+    """Wall time less that clock."""
     cost_usd: float = 0.0
     idle_s: float = 0.0
     training_s: float = 0.0

@@ -73,11 +73,11 @@ class LearnerDesk:
         """A message under the newest epoch: who attached to an earlier life of this coordinator is still here."""
         books = self.books
         if epoch == books.state.epoch > 0 and not (books.learner_attached or books.learner_left):
-            self._take_seat(now)
+            self._take_seat(books.counted_s)  # while nobody counted, it was paid for
 
-    def _take_seat(self, now: float) -> None:
+    def _take_seat(self, since_s: float) -> None:
         books = self.books
-        books.bill = books.bill.rent("learner", books.config.provisioning.learner_usd_per_h, now)
+        books.bill = books.bill.rent("learner", books.config.provisioning.learner_usd_per_h, since_s)
         books.learner_attached, books.learner_left = True, False
 
     def leave(self, epoch: int, now: float) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +19,7 @@ from echo2.config.sections import PoolSection
 from echo2.errors import UserError
 from echo2.ports import Clock
 from echo2.provisioning.estimate import Workload
-from echo2.provisioning.offers import read_offers
+from echo2.provisioning.offers import Offer, read_offers
 from echo2.provisioning.pools.invite import Invite
 from echo2.provisioning.pools.local import LocalPool, Program
 from echo2.provisioning.pools.pool import Pool
@@ -32,6 +33,8 @@ from echo2.run.child import environment
 from echo2.run.folder import RunFolder
 from echo2.transport.join import ENVIRONMENT_KEY
 
+LISTED = ("local", "ray")
+"""Pools whose offers are a file."""
 MakePools = Callable[[Invite, Benches], Sequence[Pool]]
 
 
@@ -66,12 +69,18 @@ class SkyPilotOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def pools_of(config: Config, folder: RunFolder, run_id: str, clock: Clock) -> MakePools:
     """Raises UserError for offers and options that cannot be read, or a package that is missing."""
-    makers = [_maker(section, config, folder, run_id, clock) for section in config.pools]
+    offers = {section.kind: read_offers(Path(section.offers)) for section in config.pools if section.kind in LISTED}
+    names = Counter(offer.name for of_pool in offers.values() for offer in of_pool)
+    if doubled := [name for name, times in names.items() if times > 1]:
+        raise UserError(
+            f"offers of all pools must have different names, got {doubled[0]!r} in two pools: rename one of them"
+        )
+    makers = [_maker(section, offers.get(section.kind, ()), config, folder, run_id, clock) for section in config.pools]
     return lambda invite, benches: [make(invite, benches) for make in makers]
 
 
 def _maker(
-    section: PoolSection, config: Config, folder: RunFolder, run_id: str, clock: Clock
+    section: PoolSection, offers: Sequence[Offer], config: Config, folder: RunFolder, run_id: str, clock: Clock
 ) -> Callable[[Invite, Benches], Pool]:
     if section.kind == "standby":
         return lambda invite, benches: StandbyPool(benches, section.rollouts_per_s, clock)
@@ -81,8 +90,8 @@ def _maker(
         return lambda invite, benches: SkyPilotPool(
             run_id, options.machines, options.worker, invite, clock, catalog=catalog, workload=options.workload
         )
-    offers = read_offers(Path(section.offers))
     if section.kind == "local":
+        LocalPool.check(offers)
         return lambda invite, benches: LocalPool(
             offers, invite, lambda name, join: _program(config, folder, name, join), clock
         )

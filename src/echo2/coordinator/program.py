@@ -86,6 +86,7 @@ class Coordinator:
         self.ids = ids
         self.events = events
         self.books = Books(config, loaded, run_id, prompts, ids, events)
+        self.books.begin(clock.monotonic(), clock.wall())
         self.hall = Hall(self.books, store, shelf, seed, clock, lines, longest_wait_s)
         self.registry = Registry(loaded.tokens, loaded.peers)
         self.snapshot_public_key = snapshot_public_key
@@ -104,7 +105,7 @@ class Coordinator:
             self.books.resume_bill(self._to_learner.last_metrics.cost_usd_by_name)
         self._ending = Ending(self.books)
         self._answers = self._answer_of()
-        self.books.resume_leases(clock.monotonic())
+        self.hall.workers.resume(self.registry.peer, clock.monotonic())
 
     # ---- surface ------------------------------------------------------------------------------------------------
 
@@ -187,6 +188,8 @@ class Coordinator:
                 await self._watch()
                 anchors.cancel()
                 self._provided.news.notify()
+            self.books.account(self.clock.monotonic())
+            await self.hall.durable()
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from errors
 

@@ -7,6 +7,7 @@ there and what it costs. A machine is billed from the order that stood until it 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -16,13 +17,17 @@ from echo2.coordinator.fleet import WorkerRecord
 from echo2.coordinator.hall import Hall
 from echo2.coordinator.wakeup import Wakeup
 from echo2.provisioning.controller import State
+from echo2.provisioning.drive import Past
 from echo2.provisioning.ledger import Rental
 from echo2.provisioning.observation import Listing, Machine, Observation, Phase
 from echo2.provisioning.offers import Offer
 from echo2.provisioning.pools.pool import Handle
-from echo2.provisioning.rates import ESTIMATED_DELIVERIES, PRIOR_DELIVERIES, DeliveryRate
+from echo2.provisioning.rates import ESTIMATED_DELIVERIES, PRIOR_DELIVERIES, DeliveryRate, Estimate
 from echo2.provisioning.rules import Rules
 
+RECALLED_DELIVERIES = 5.0
+"""Weight of what a worker delivered in an earlier life of the coordinator: enough to count as measured, and little
+enough that one which stopped meanwhile is found out by its silence."""
 _GONE = (Phase.LOST, Phase.FAILED)
 
 
@@ -32,9 +37,11 @@ class Memory(msgspec.Struct, frozen=True):
     saved_s: float
     """On the clock of that life."""
     saved_wall: float
-    state: State
+    past: Past
     machines: dict[str, Rental]
     """What is paid for."""
+    rates: dict[str, Estimate]
+    """By machine, what its worker delivers."""
 
 
 class Provided:
@@ -44,9 +51,16 @@ class Provided:
         self._hall = hall
         self._books = hall.books
         self._done = done
+        self._past = Past()
         self._billed: set[str] = set()
         self._offers: dict[str, Offer] = {}
         """All that was ever offered, by name."""
+        self._recalled: dict[str, Rental] = {}
+        """What an earlier life paid for, from when it last counted, until the pools say whether it is there."""
+        self._ordered_s: dict[str, float] = {}
+        """By machine that is not billed yet."""
+        self._rates: dict[str, Estimate] = {}
+        """By machine of an earlier life, what its worker delivered."""
         self.news = Wakeup()
         """A worker went away, or the run is over."""
 
@@ -74,30 +88,38 @@ class Provided:
             ending=bool(books.stop_reason),
         )
 
-    def remember(self, state: State) -> None:
-        clock, books = self._hall.clock, self._books
+    def remember(self, past: Past) -> None:
+        clock, books, self._past = self._hall.clock, self._books, past
+        now = clock.monotonic()
         machines = {name: books.bill.rentals[name] for name in sorted(self._billed)}
-        memory = Memory(clock.monotonic(), clock.wall(), state, machines)
+        memory = Memory(now, clock.wall(), past, machines, self._measured(now))
         books.state.provisioning = msgspec.msgpack.encode(memory)
-        self._expect(state)
+        starts = past.state.roster.starts
+        self._ordered_s = {name: self._ordered_s.get(name, now) for name in starts if name not in self._billed}
+        self._expect(past.state)
 
-    def recall(self) -> State | None:
-        """Of an earlier life: its state on this one's clock, and what its machines have cost since it last counted.
-
-        How long ago that was only the wall clock can say.
-        """
+    def recall(self) -> Past | None:
+        """Of an earlier life: what it knew, on this one's clock."""
         books, now = self._books, self._hall.clock.monotonic()
         if not books.state.provisioning:
             return None
         memory = msgspec.msgpack.decode(books.state.provisioning, type=Memory)
-        counted_wall = memory.saved_wall + books.state.accounted_s - memory.saved_s
-        uncounted_s = max(0.0, self._hall.clock.wall() - counted_wall)
-        for name, rental in memory.machines.items():
-            paid_s = max(0.0, rental.paid_until_s - books.state.accounted_s)
-            books.bill = books.bill.rent(name, rental.usd_per_h, now - uncounted_s, paid_s)
-        self._billed = set(memory.machines)
         down_s = max(0.0, self._hall.clock.wall() - memory.saved_wall)
-        return memory.state.carried_over(memory.saved_s, now, down_s)
+        shift_s = now - down_s - memory.saved_s
+        self._recalled = {
+            name: Rental(rental.usd_per_h, books.counted_s, rental.paid_until_s + shift_s)
+            for name, rental in memory.machines.items()
+        }
+        self._rates = memory.rates
+        for worker in books.fleet.workers.values():
+            if worker.machine_id in self._rates:  # it was there before this look, with a lease that goes on
+                prior = self._recalled_rate(worker.machine_id)
+                worker.rate = msgspec.structs.replace(prior, opened_s=worker.rate.opened_s, held_s=worker.rate.held_s)
+        handles = {
+            pool: tuple(msgspec.structs.replace(h, paid_until_s=h.paid_until_s + shift_s) for h in of_pool)
+            for pool, of_pool in memory.past.handles.items()
+        }
+        return Past(memory.past.state.carried_over(memory.saved_s, now, down_s), handles)
 
     async def drain(self, machine_id: str) -> None:
         worker = self._books.fleet.on(machine_id)
@@ -113,6 +135,14 @@ class Provided:
             return
         while worker.active:
             await self.news.wait(self._books.config.coordinator.heartbeat_s)
+
+    def returned(self, machine_id: str) -> None:
+        now = self._hall.clock.monotonic()
+        self._books.bill = self._books.bill.release(machine_id, now)
+        self._billed.discard(machine_id)
+        self._books.account(now)
+        there = {pool: tuple(h for h in of if h.machine_id != machine_id) for pool, of in self._past.handles.items()}
+        self.remember(Past(self._past.state, there))
 
     def end(self, reason: str) -> None:
         self._books.request_stop(reason)
@@ -139,6 +169,24 @@ class Provided:
             )
             for name, start in state.roster.starts.items()
         }
+        self._books.fleet.offered |= {name: self._recalled_rate(name) for name in self._rates}
+
+    def _measured(self, now: float) -> dict[str, Estimate]:
+        """Of workers on machines that have delivered, and those of an earlier life that were not heard yet."""
+        workers = [worker for worker in self._books.fleet.workers.values() if worker.machine_id]
+        heard = {worker.machine_id for worker in workers}
+        unheard = {name: rate for name, rate in self._rates.items() if name in self._billed and name not in heard}
+        rates = {worker.machine_id: worker.rate.estimate(now) for worker in workers if worker.active}
+        return {**unheard, **{name: rate for name, rate in rates.items() if 0 < rate.deliveries < math.inf}}
+
+    def _recalled_rate(self, machine_id: str) -> DeliveryRate:
+        """A restart of the coordinator makes no worker slower: what it delivered is what is believed of it."""
+        known = self._rates[machine_id]
+        return DeliveryRate(
+            prior_per_s=known.mean_per_s,
+            prior_deliveries=min(known.deliveries, RECALLED_DELIVERIES),
+            rows_per_delivery=float(self._books.config.rollout.group_size),
+        )
 
     def _is_estimated(self, offer: str) -> bool:
         """Nobody measured its throughput."""
@@ -155,12 +203,19 @@ class Provided:
     def _bill(self, handles: Sequence[Handle], now: float) -> None:
         books = self._books
         present = {handle.machine_id: handle for handle in handles if handle.phase not in _GONE}
+        for name, rental in self._recalled.items():
+            # One that is not there any more was given back or ended by itself: nobody knows when.
+            rented = books.bill.rent(name, rental.usd_per_h, rental.since_s, rental.paid_until_s - rental.since_s)
+            books.bill = rented if name in present else rented.release(name, rental.since_s)
+            self._billed.add(name)
+        self._recalled = {}
         for name, handle in present.items():
             running = books.bill.rentals.get(name)
             if running is None or running.usd_per_h != handle.usd_per_h:
-                books.bill = books.bill.rent(name, handle.usd_per_h, now, max(0.0, handle.paid_until_s - now))
+                since_s = now if running is not None else self._ordered_s.pop(name, now)
+                books.bill = books.bill.rent(name, handle.usd_per_h, since_s, max(0.0, handle.paid_until_s - since_s))
         taken = {handle.machine_id for handle in handles if handle.phase in _GONE}
-        for name in self._billed - present.keys():
+        for name in sorted(self._billed - present.keys()):
             books.bill = books.bill.lose(name, now) if name in taken else books.bill.release(name, now)
         self._billed = set(present)
 

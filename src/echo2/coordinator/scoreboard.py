@@ -97,9 +97,9 @@ class Scoreboard:
 
     @property
     def profiled_t_train_s(self) -> float | None:
-        """None until so many steps were measured that machines can be rented for it."""
+        """None until so many steps were measured that machines can be rented for it, and while they take no time."""
         known = self._is_resumed or len(self._train_times) >= STEPS_IN_MEDIAN
-        return self.t_train_s if known else None
+        return (self.t_train_s or None) if known else None
 
     @property
     def received_gb_per_h(self) -> float:

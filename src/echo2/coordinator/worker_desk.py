@@ -6,7 +6,7 @@ its worker; everything else is unattributed and changes no row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from blake3 import blake3
@@ -40,6 +40,17 @@ class WorkerDesk:
         """Groups that had been dropped when their leases were looked for last."""
 
     # ---- workers ------------------------------------------------------------------------------------------------
+
+    def resume(self, peer_of: Callable[[str], Peer], now: float) -> None:
+        """After a restart: leases that ran go on, counted from now on this process's clock, and so do their workers,
+        as who they were: on the machine of a pool, or as volunteers."""
+        for group in sorted(self.buffer.groups.values(), key=lambda g: g.group_id):
+            if group.leased:
+                lease = group.attempts[-1]
+                self.seen(peer_of(lease.worker_id), now)
+                self.fleet.start(
+                    RunningLease(lease.lease_id, lease.worker_id, group.group_id, group.attempt, granted_s=now)
+                )
 
     def seen(self, peer: Peer, now: float) -> WorkerRecord:
         was = self.fleet.workers.get(peer.peer_id)

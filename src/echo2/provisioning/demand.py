@@ -81,7 +81,7 @@ def check_cadence(cadence: Cadence) -> None:
     if not SMALLEST_PUBLISH_PERIOD <= period <= budget - 1:
         raise Infeasible(
             f"2 <= kappa <= S - 1 must hold, got kappa = {period} with S = {budget}",
-            f"set S to {max(period + 1, SMALLEST_STALENESS_BUDGET)} and kappa to "
+            f"set S to {max(budget, period + 1, SMALLEST_STALENESS_BUDGET)} and kappa to "
             f"{max(period, SMALLEST_PUBLISH_PERIOD)}",
         )
 

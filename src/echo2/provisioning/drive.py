@@ -11,9 +11,8 @@ Loops, all in one task group:
               produce decisions, lines of ``events.jsonl``, and the tasks below
     start     (one task per ordered machine) consumes an order; waits at most ``Rules.start_s`` for the pool; produces a
               handle, or a machine that failed
-    give back (one task per machine) consumes a machine that is lost; produces a stopped one
-    release   (one task per machine) consumes a release; waits at most ``DRAIN_S`` for the worker to leave; produces a
-              stopped machine
+    release   (one task per machine) consumes a release, or a machine that is gone; waits at most ``DRAIN_S`` for the
+              worker to leave; produces a stopped machine
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from echo2.errors import Refused, TransportError, first_cause
 from echo2.ports import Clock, EventLog
@@ -42,6 +43,14 @@ STOP_PAUSE_S = 10.0
 T = TypeVar("T")
 
 
+class Past(msgspec.Struct, frozen=True):
+    """What outlives the coordinator's process."""
+
+    state: State = State()
+    handles: dict[str, tuple[Handle, ...]] = {}
+    """By pool, what it said last: a pool that cannot be reached has what it had."""
+
+
 class Run(Protocol):
     """What the loop needs of the run that it provides for."""
 
@@ -54,12 +63,16 @@ class Run(Protocol):
         """The present, joined from what pools say and what the run knows of workers, times and money."""
         ...
 
-    def remember(self, state: State) -> None:
+    def remember(self, past: Past) -> None:
         """Make it durable beside the run's own state."""
         ...
 
     async def drain(self, machine_id: str) -> None:
         """Give its worker no more leases; return when it has left."""
+        ...
+
+    def returned(self, machine_id: str) -> None:
+        """It was given back: nothing more is billed than its minimum."""
         ...
 
     def end(self, reason: str) -> None:
@@ -72,11 +85,11 @@ class Run(Protocol):
 
 
 async def drive(
-    run: Run, pools: Sequence[Pool], rules: Rules, clock: Clock, events: EventLog, state: State | None = None
+    run: Run, pools: Sequence[Pool], rules: Rules, clock: Clock, events: EventLog, past: Past | None = None
 ) -> None:
-    """Provide for ``run`` until it is over. ``state``: what an earlier life of the coordinator remembered, on this
-    one's clock (``State.carried_over``)."""
-    shell = _Shell(run, pools, rules, events, State() if state is None else state)
+    """Provide for ``run`` until it is over. ``past``: what an earlier life of the coordinator remembered, on this one's
+    clock (``State.carried_over``)."""
+    shell = _Shell(run, pools, rules, events, Past() if past is None else past)
     try:
         async with asyncio.TaskGroup() as group:
             while not run.over:
@@ -91,18 +104,20 @@ async def drive(
 
 
 class _Shell:
-    def __init__(self, run: Run, pools: Sequence[Pool], rules: Rules, events: EventLog, state: State) -> None:
-        self.run, self.pools, self.rules, self.events, self.state = run, pools, rules, events, state
-        self._handles: dict[str, tuple[Handle, ...]] = {}
+    def __init__(self, run: Run, pools: Sequence[Pool], rules: Rules, events: EventLog, past: Past) -> None:
+        self.run, self.pools, self.rules, self.events, self.state = run, pools, rules, events, past.state
+        self._handles = {pool.name: past.handles.get(pool.name, ()) for pool in pools}
         """By pool, as it said last."""
         self._failed: dict[str, Handle] = {}
         self._pool_of_offer: dict[str, Pool] = {}
-        self._pool_of: dict[str, Pool] = {}
+        self._pool_of = {handle.machine_id: pool for pool in pools for handle in self._handles[pool.name]}
         """By machine, until it is stopped."""
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._releasing: set[str] = set()
         self._gone: set[str] = set()
         """Machines whose end was told."""
+        self._stopped: set[str] = set()
+        """What a pool said before it stopped one of these is out of date."""
         self._headline = ""
 
     # ---- look -----------------------------------------------------------------------------------------------------
@@ -111,18 +126,15 @@ class _Shell:
         """Ask the pools, decide, and begin what was decided."""
         found = await asyncio.gather(*(self._ask(pool) for pool in self.pools))
         listings = [listing for of_pool in found for listing in of_pool]
-        handles = [handle for of_pool in self._handles.values() for handle in of_pool]
+        there = [handle for of_pool in self._handles.values() for handle in of_pool]
+        handles = [handle for handle in there if handle.machine_id not in self._stopped]
         seen = self.run.observe((*handles, *self._failed.values()), listings)
         self.state, decisions = decide(self.state, seen, self.rules)
-        self.run.remember(self.state)
-        for handle in handles:
-            if handle.phase in (Phase.LOST, Phase.FAILED) and handle.machine_id not in self._releasing:
-                # Gone for the run is not gone for the provider: a stopped machine's disk may go on costing.
-                self._releasing.add(handle.machine_id)
-                group.create_task(self._stop(handle.machine_id), name=f"give back {handle.machine_id}")
+        self.run.remember(Past(self.state, self._handles))
         for decision in decisions:
             self._tell(decision)
             self._begin(decision, group)
+        self._clear(handles, group)
 
     async def _ask(self, pool: Pool) -> Sequence[Listing]:
         """Its offers now; its machines are noted. A pool that does not answer has those that it had, and no offers."""
@@ -171,11 +183,25 @@ class _Shell:
                 self._pool_of[name] = pool
                 start = self._start(pool, name, decision)
                 self._starts[name] = group.create_task(start, name=f"start {name}")
-        elif isinstance(decision, Release) and decision.machine_id not in self._releasing:
-            self._releasing.add(decision.machine_id)
-            group.create_task(self._release(decision.machine_id), name=f"release {decision.machine_id}")
+        elif isinstance(decision, Release):
+            self._let_go(decision.machine_id, group)
         elif isinstance(decision, End):
             self.run.end(decision.reason)
+
+    def _clear(self, handles: Sequence[Handle], group: asyncio.TaskGroup) -> None:
+        """Machines that were to go and are there, because a stop failed or an earlier life of the coordinator ended
+        first; and those that are gone for the run but not for their provider, where a disk may go on costing."""
+        for handle in handles:
+            name = handle.machine_id
+            gone = handle.phase in (Phase.LOST, Phase.FAILED)
+            unwanted = name in self.state.roster.dismissed or name in self._failed
+            if (gone or unwanted) and name not in self._starts:
+                self._let_go(name, group, drains=not gone)
+
+    def _let_go(self, name: str, group: asyncio.TaskGroup, *, drains: bool = True) -> None:
+        if name not in self._releasing:
+            self._releasing.add(name)
+            group.create_task(self._release(name, drains=drains), name=f"release {name}")
 
     async def _start(self, pool: Pool, name: str, order: Activate) -> None:
         handle = await self._within(self.rules.start_s, pool, f"a start of {name}", pool.start(name, order.offer))
@@ -185,13 +211,15 @@ class _Shell:
             await self._stop(name)  # It may have been carried out all the same.
         del self._starts[name]
 
-    async def _release(self, name: str) -> None:
+    async def _release(self, name: str, *, drains: bool) -> None:
         try:
             async with asyncio.timeout(DRAIN_S):
-                await self.run.drain(name)
+                if drains:
+                    await self.run.drain(name)
         except TimeoutError:
             self.events.emit("drain_timed_out", machine=name, waited_s=DRAIN_S)
         await self._stop(name)
+        self._releasing.discard(name)
 
     async def _stop(self, name: str) -> None:
         pool = self._pool_of.get(name)
@@ -206,6 +234,8 @@ class _Shell:
                 await asyncio.sleep(STOP_PAUSE_S)
             else:
                 self._pool_of.pop(name, None)
+                self._stopped.add(name)
+                self.run.returned(name)
                 self.events.emit("machine_stopped", machine=name, pool=pool.name)
                 return
         self.events.emit("machine_may_still_cost", machine=name, pool=pool.name, tries=STOP_TRIES)

@@ -1,9 +1,9 @@
 """Which machines a pool can do without, and which ones others could replace at much less.
 
 Invariant: whatever is released, what stays active delivers more than the target by the band and, three deviations
-below its mean, still the target; a machine that delivers next to nothing goes if the target is met without it. Nothing
-counts for what stays that is only on its way or was not measured yet. Nothing is released within its minimum rental (it
-would be paid for all the same), and nothing that costs nothing.
+below its mean, still the target; a machine that delivers next to nothing, beside the target and beside the others, goes
+if the target is met without it. Nothing counts for what stays that is only on its way or was not measured yet. Nothing
+is released within its minimum rental (it would be paid for all the same), and nothing that costs nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ _MEASURED_DELIVERIES = 4.0
 """A machine counts for what stays once its estimate rests on so many deliveries, of which its offer's word is two."""
 _OFFER_DELIVERIES = 8.0
 """Weight of what an offer's machines deliver beside what one of them did."""
+_NEXT_TO_NOTHING = 0.25
+"""Of what a machine of the pool delivers in the mean: in a large pool each is little beside the target."""
+_ROUNDING = 1e-6
 _LOOKED_AT = 8
 """Dearest machines for which a replacement is looked for."""
 
@@ -37,6 +40,15 @@ class Replacement(msgspec.Struct, frozen=True):
     """The dear ones."""
     picks: list[tuple[Offer, int]]
     reason: str
+
+
+class _Room(msgspec.Struct, frozen=True):
+    """Of machines that stay, trajectories per second."""
+
+    spare_per_s: float
+    """A machine that counts and delivers more cannot be spared; rounded up."""
+    little_per_s: float
+    """What surely delivers less makes no difference."""
 
 
 def unit_cost(machine: Machine, view: View) -> float:
@@ -59,12 +71,16 @@ def releasable(view: View, need: Requirement, rules: Rules, only: Collection[str
     if view.pool.mean_per_s < need.mu_target_per_s:
         return []
     staying, found = dict(view.active), []
+    room = _room(staying, need)
     for machine in _by_cost(view, rules):
         if only and machine.machine_id not in only:
             continue
+        is_little = machine.rate.upper_per_s(_SURE_DEVIATIONS) <= room.little_per_s
+        if _counts(machine) and machine.rate.mean_per_s > room.spare_per_s and not is_little:
+            continue  # The sums below would say the same, at the square of the pool's size in time.
         rest = {name: other for name, other in staying.items() if name != machine.machine_id}
-        if _enough(rest, need) or _makes_no_difference(machine, rest, need):
-            staying = rest
+        if _enough(rest, need) or (is_little and _meets(rest, need)):
+            staying, room = rest, _room(rest, need)
             found.append(machine.machine_id)
     return found
 
@@ -115,15 +131,24 @@ def _enough(machines: Mapping[str, Machine], need: Requirement) -> bool:
     return rest.mean_per_s >= target * (1 + BAND) and rest.lower_per_s(_SURE_DEVIATIONS) >= target
 
 
-def _makes_no_difference(machine: Machine, rest: Mapping[str, Machine], need: Requirement) -> bool:
-    """It surely brings next to nothing, and the target is met without it as with it."""
-    little = machine.rate.upper_per_s(_SURE_DEVIATIONS) <= BAND / 2 * need.mu_target_per_s
-    return little and _measured(rest.values()).mean_per_s >= need.mu_target_per_s * (1 - SLACK)
+def _room(machines: Mapping[str, Machine], need: Requirement) -> _Room:
+    counted = [machine.rate.mean_per_s for machine in machines.values() if _counts(machine)]
+    spare_per_s = math.fsum(counted) - need.mu_target_per_s * (1 + BAND - _ROUNDING)
+    usual_per_s = math.fsum(counted) / max(1, len(counted))
+    return _Room(spare_per_s, min(BAND / 2 * need.mu_target_per_s, usual_per_s * _NEXT_TO_NOTHING))
+
+
+def _meets(machines: Mapping[str, Machine], need: Requirement) -> bool:
+    return _measured(machines.values()).mean_per_s >= need.mu_target_per_s * (1 - SLACK)
 
 
 def _measured(machines: Iterable[Machine]) -> Estimate:
     """Of those that have shown what they deliver: what a seller promises for several machines is one promise."""
-    return pooled(machine.rate for machine in machines if machine.rate.deliveries >= _MEASURED_DELIVERIES)
+    return pooled(machine.rate for machine in machines if _counts(machine))
+
+
+def _counts(machine: Machine) -> bool:
+    return machine.rate.deliveries >= _MEASURED_DELIVERIES
 
 
 def _by_cost(view: View, rules: Rules) -> list[Machine]:

@@ -33,8 +33,8 @@ class Rental(msgspec.Struct, frozen=True):
 class Ledger(msgspec.Struct, frozen=True):
     """What has been spent.
 
-    A coordinator that restarts opens a ledger with the ``settled_usd`` it had recorded, or goes on with the whole
-    ledger on its new clock (``carried_over``), where machines were paid for meanwhile.
+    A coordinator that restarts opens a ledger with the ``settled_usd`` it had recorded; what was paid for meanwhile it
+    rents from when that was counted.
     """
 
     settled_usd: float = 0.0
@@ -72,16 +72,6 @@ class Ledger(msgspec.Struct, frozen=True):
         ended = {**self.ended_usd, name: self.ended_usd.get(name, 0.0) + running.cost_usd(now_s)}
         remaining = {other: rental for other, rental in self.rentals.items() if other != name}
         return msgspec.structs.replace(self, rentals=remaining, ended_usd=ended)
-
-    def carried_over(self, saved_s: float, now_s: float, down_s: float) -> Ledger:
-        """The same rentals after a restart. ``saved_s``: when this value was written, on the old clock; ``now_s``: now,
-        on the new one; ``down_s``: real time between the two, in which machines went on costing."""
-        shift_s = now_s - max(0.0, down_s) - saved_s
-        moved = {
-            name: Rental(rental.usd_per_h, rental.since_s + shift_s, rental.paid_until_s + shift_s)
-            for name, rental in self.rentals.items()
-        }
-        return msgspec.structs.replace(self, rentals=moved)
 
     def total_usd(self, now_s: float) -> float:
         """Everything spent until ``now_s``."""

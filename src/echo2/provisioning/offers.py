@@ -29,17 +29,17 @@ MAX_FILE_BYTES = 16_000_000
 BYTES_PER_GB = 1e9
 _BITS_PER_MBIT = 1e6
 _SMALLEST = 1e-9
-"""Prices and rates below this are mistakes of unit, and their quotients would overflow."""
+"""Prices, rates and shares below this are mistakes of unit, and their quotients would overflow."""
 
 QUANTITIES: Mapping[str, Quantity] = {
     "count": Quantity("machines", least=1, most=1e6, whole=True),
     "usd_per_h": Quantity("USD per hour", over=0.0, least=_SMALLEST),
     "rollouts_per_s": Quantity("trajectories per second", over=0.0, least=_SMALLEST),
     "traffic_usd_per_gb": Quantity("USD per GB", least=0.0),
-    "uplink_mbps": Quantity("Mbps", over=0.0),
-    "downlink_mbps": Quantity("Mbps", over=0.0),
+    "uplink_mbps": Quantity("Mbps", over=0.0, least=_SMALLEST),
+    "downlink_mbps": Quantity("Mbps", over=0.0, least=_SMALLEST),
     "min_rental_h": Quantity("hours", least=0.0),
-    "reliability": Quantity("share of the time", over=0.0, most=1.0),
+    "reliability": Quantity("share of the time", over=0.0, least=_SMALLEST, most=1.0),
 }
 
 _TRAFFIC = Quantity("GB per hour", least=0.0)

@@ -68,7 +68,8 @@ class Roster(msgspec.Struct, frozen=True):
     silent_since_s: dict[str, float] = {}
     """Active machines that are not heard (a_i = 0)."""
     misses: dict[str, Misses] = {}
-    """By offer; gone as soon as one of its machines delivers."""
+    """By offer; gone when one of its machines delivers for the first time. That an older one goes on delivering says
+    nothing of new ones: it would let a crash at the start be repeated at every look."""
 
     def update(self, seen: Observation, expected_per_s: Mapping[str, float], rules: Rules) -> tuple[Roster, Happened]:
         """The book as of ``seen``, whose machines are ``merged``."""
@@ -155,9 +156,9 @@ class _Page:
             if name in self.before.dismissed:
                 continue
             if machine.phase is Phase.ACTIVE and machine.available:
-                self.working[name] = Worked(machine.offer, machine.delivered or self._had_delivered(name))
-                if machine.delivered:
+                if machine.delivered and not self._had_delivered(name):
                     self.misses.pop(machine.offer, None)
+                self.working[name] = Worked(machine.offer, machine.delivered or self._had_delivered(name))
             elif machine.phase is Phase.ACTIVE:
                 self.silent[name] = self.before.silent_since_s.get(name, self.seen.now_s)
             elif machine.phase is Phase.STARTING and machine.offer and not self._known_start(name):

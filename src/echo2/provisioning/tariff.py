@@ -1,17 +1,17 @@
 """The last good price of every offer, and how old it is.
 
-Invariant (field report I01): only a positive, finite number is a price. Zero, nothing and nonsense mean unknown, never
+Invariant (field report I01): only what an offer can cost is a price. Zero, nothing and nonsense mean unknown, never
 free and never gone; a price that is too old is unknown too. Immutable; time enters as a number.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import msgspec
 
 from echo2.provisioning.observation import Listing, Price
+from echo2.provisioning.offers import QUANTITIES
 
 LEAST_USD_PER_H = 1e-6
 """Less than this nobody asks for; a feed that says it means nothing (I01)."""
@@ -53,6 +53,6 @@ class Tariff(msgspec.Struct, frozen=True):
 
 def _good(price: Price, now_s: float) -> float | None:
     usd_per_h = price.usd_per_h
-    if usd_per_h is None or not (usd_per_h >= LEAST_USD_PER_H and math.isfinite(usd_per_h)):
+    if usd_per_h is None or usd_per_h < LEAST_USD_PER_H or QUANTITIES["usd_per_h"].fault(usd_per_h):
         return None
     return usd_per_h if price.at_s <= now_s + _CLOCK_SLACK_S else None

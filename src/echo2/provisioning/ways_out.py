@@ -30,6 +30,7 @@ from echo2.provisioning.demand import (
     Times,
     check_arrives,
 )
+from echo2.provisioning.offers import effective_costs
 from echo2.provisioning.plan import answer
 from echo2.provisioning.question import LARGEST_SURVEYED_BUDGET, Afford, Ask, Market, Question, Rent, Use
 from echo2.provisioning.selection import ranked
@@ -50,6 +51,8 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     offer: str = ""
     mu_per_s: float | None = None
     """What the pool must deliver, where no offers are given."""
+    more_usd_per_h: float | None = None
+    """By which the budget must rise."""
 
     def __str__(self) -> str:
         values = (("S", self.staleness_budget), ("kappa", self.publish_period))
@@ -61,6 +64,8 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"add {self.machines} worker{'s' * (self.machines > 1)} like {self.offer!r}")
         if self.mu_per_s is not None:
             parts.append(f"have workers for {self.mu_per_s:g} trajectories/s")
+        if self.more_usd_per_h is not None:
+            parts.append(f"raise the budget by {self.more_usd_per_h:g} USD/h")
         return " and ".join(parts)
 
 
@@ -80,6 +85,8 @@ def applied(way: Way, ask: Ask, market: Market, question: Question) -> tuple[Ask
         market = msgspec.structs.replace(market, offers=offers)
     if way.mu_per_s is not None:
         question = Use(way.mu_per_s)
+    if way.more_usd_per_h is not None and isinstance(question, Afford):
+        question = Afford(question.workers_usd_per_h + way.more_usd_per_h)
     return ask, market, question
 
 
@@ -178,9 +185,12 @@ class _Search:
             yield Way(t_bcast_s=t_bcast_s)
 
     def _larger(self, ask: Ask, way: Way) -> Iterator[Way]:
-        """``way`` and as many machines more as ``ask`` takes; a budget says itself how many there can be."""
+        """``way`` and as many machines more as ``ask`` takes, or the budget for one."""
+        if isinstance(self.question, Afford):
+            yield from self._richer(ask, way, self.question.workers_usd_per_h)
+            return
         rates = [rate for cadence in ask.cadences() if (rate := _required(ask, cadence)) is not None]
-        if not rates or not self.saturates:
+        if not rates:
             return
         target = self.factor * min(rates)
         if isinstance(self.question, Use) and self.question.mu_per_s is not None:
@@ -190,6 +200,13 @@ class _Search:
         machines = math.ceil((target - self.reach_per_s) / best.expected_rollouts_per_s)
         if best.count + machines <= MOST_MACHINES:
             yield msgspec.structs.replace(way, machines=max(1, machines), offer=best.name)
+
+    def _richer(self, ask: Ask, way: Way, budget_usd_per_h: float) -> Iterator[Way]:
+        periods = {cadence.publish_period for cadence in ask.cadences()}
+        terms = [self.market.terms(self.times.t_train_s, period) for period in periods]
+        least = min(float(effective_costs(self.market.offers, of_period).min()) for of_period in terms)
+        if least > budget_usd_per_h:
+            yield msgspec.structs.replace(way, more_usd_per_h=-_rounded_down(budget_usd_per_h - least))
 
 
 def _reach(market: Market, question: Question) -> float:

@@ -15,14 +15,17 @@ from pathlib import Path
 
 import msgspec
 
-from echo2.errors import Refused
+from echo2.errors import Refused, UserError
 from echo2.ports import Clock
 from echo2.provisioning.capacity import SECONDS_PER_H
+from echo2.provisioning.cells import shorten
 from echo2.provisioning.observation import Listing, Phase, listed
 from echo2.provisioning.offers import Offer
 from echo2.provisioning.pools.invite import Invite
 from echo2.provisioning.pools.pool import Handle
 
+MOST_BYTES = 128
+"""Of an offer's name: file names hold 255, and a number and words come to it."""
 LEAVE_S = 20.0
 """Between asking a process to leave and making it."""
 
@@ -44,13 +47,24 @@ class LocalPool:
     def __init__(
         self, offers: Sequence[Offer], invite: Invite, program: Callable[[str, str], Program], clock: Clock
     ) -> None:
-        """program: for a machine's id and a join string."""
+        """program: for a machine's id and a join string.  Raises UserError as ``check`` does."""
+        self.check(offers)
         self._offers = {offer.name: offer for offer in offers}
         self._invite = invite
         self._program = program
         self._clock = clock
         self._processes: dict[str, Process] = {}
         self._handles: dict[str, Handle] = {}
+
+    @staticmethod
+    def check(offers: Sequence[Offer]) -> None:
+        """Raises UserError for a name that no folder or file of a worker could be named after."""
+        for offer in offers:
+            if "/" in offer.name or len(offer.name.encode()) > MOST_BYTES:
+                raise UserError(
+                    f"names of the local pool's offers must have no slash and at most {MOST_BYTES} bytes, as folders "
+                    f"and logs are named after them, got {shorten(offer.name)}: rename it"
+                )
 
     async def listings(self) -> Sequence[Listing]:
         return [listed(offer, self._clock.monotonic()) for offer in self._offers.values()]
