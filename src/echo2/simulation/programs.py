@@ -21,7 +21,8 @@ from echo2.ports import SnapshotSource
 from echo2.provisioning.pools.invite import Invite
 from echo2.provisioning.pools.pool import Pool
 from echo2.provisioning.pools.standby import Benches, StandbyPool
-from echo2.rollout.engines.scripted import ScriptedEngine
+from echo2.rollout.engines.scripted import ScriptedEngine, improving_sums
+from echo2.simulation import coin
 from echo2.simulation.attendance import QuietPulse
 from echo2.simulation.clock import VirtualClock
 from echo2.simulation.flows import Flows
@@ -106,6 +107,7 @@ def worker(world: World, model: WorkerModel) -> Worker:
     config, random = world.config, world.random(model.name)
     line = world.line(model.name, Role.WORKER, model.link)
     engine = ScriptedEngine(
+        script=coin.call if any(section.name == coin.NAME for section in config.tasks) else improving_sums,
         duration=lambda tokens, n, draws: world.slowness(model.name) * _group_s(config, model, n, draws),
         activation_s=model.activation_s,
     )
