@@ -9,6 +9,8 @@ of framing instead of up to five per number, and no rounding between worker and 
 
 from __future__ import annotations
 
+import sys
+from array import array
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -114,6 +116,8 @@ class Segment(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def pack_tokens(token_ids: Any) -> bytes:
     """[L] integers → packed uint32. Raises OverflowError for a negative or too large id."""
+    if isinstance(token_ids, list | tuple):
+        return _little_endian(array("I", token_ids))
     values = np.asarray(token_ids, dtype=np.int64)
     if values.size and (values.min() < 0 or values.max() > 0xFFFFFFFF):
         raise OverflowError(f"token ids must be in [0, 2**32), got {values.min()}..{values.max()}")
@@ -122,7 +126,16 @@ def pack_tokens(token_ids: Any) -> bytes:
 
 def pack_logprobs(logprobs: Any) -> bytes:
     """[L] floats → packed float32."""
+    if isinstance(logprobs, list | tuple):
+        return _little_endian(array("f", logprobs))
     return np.asarray(logprobs, dtype=LOGPROB_DTYPE).tobytes()
+
+
+def _little_endian(values: array[Any]) -> bytes:
+    """A list of Python numbers is packed several times faster this way than through numpy."""
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
 
 
 class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):

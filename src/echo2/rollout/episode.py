@@ -59,8 +59,12 @@ class Conversation:
 
     def hear(self, fed: Sequence[int], completion: Completion) -> str:
         """Take up tokens and the reply they got; return its text."""
+        return self.take_up(fed, Segment(pack_tokens(fed), False), completion)
+
+    def take_up(self, fed: Sequence[int], asked: Segment, completion: Completion) -> str:
+        """``hear``, where the tokens that were fed are packed already."""
         self._token_ids += [*fed, *completion.token_ids]
-        self.segments += [Segment(pack_tokens(fed), False), _sampled_segment(completion)]
+        self.segments += [asked, _sampled_segment(completion)]
         self.completions.append(completion)
         return self._chat.decode(completion.token_ids)
 
@@ -119,10 +123,11 @@ class _Group:
         prompt, indices = self._lease.prompt, self._lease.indices
         fed = self._chat.render(self._task.messages(prompt), thinking=self._thinking)
         completions = await self._engine.generate(fed, self._sampling, len(indices))
+        asked = Segment(pack_tokens(fed), False)
         for index, completion in zip(indices, completions, strict=True):
             try:
                 talk = self._open_talk(self._sampling)
-                reply = talk.hear(fed, completion)
+                reply = talk.take_up(fed, asked, completion)
                 episode = Episode(self._task.score(prompt, reply), self._task.metadata(prompt, reply))
                 self._finish(index, talk, episode)
             except Exception as problem:

@@ -29,8 +29,10 @@ Workers = Callable[[], Mapping[str, WorkerRecord]]
 class Attendance:
     """Of all workers of a world."""
 
-    def __init__(self, desk: Desk, events: RecordedEvents, workers: Workers, heartbeat_s: float) -> None:
+    def __init__(self, desk: Desk, events: RecordedEvents, workers: Workers, heartbeat_s: float, look_s: float) -> None:
+        """look_s: between two looks at the books; well below the silence that counts as death."""
         self.heartbeat_s = heartbeat_s
+        self._look_s = look_s
         self._workers = workers
         self._resting: dict[str, QuietPulse] = {}
         """By worker's id: those whose beats are kept back."""
@@ -65,7 +67,7 @@ class Attendance:
     async def run(self) -> None:
         """Consumes time, for as long as a coordinator lives; produces what heartbeats would have written down."""
         while True:
-            await asyncio.sleep(self.heartbeat_s)
+            await asyncio.sleep(self._look_s)
             workers, now_s = self._workers(), asyncio.get_running_loop().time()
             for worker_id, pulse in self._resting.items():
                 worker = workers.get(worker_id)

@@ -47,7 +47,9 @@ class Deadlock(Starved):
 class _CountedTask(asyncio.Task[Any]):
     """A task whose hash is its number: ``set`` order, and so cancellation order, repeats between runs."""
 
-    number: int = 0
+    def __init__(self, coro: Any, number: int, loop: asyncio.AbstractEventLoop, context: Context | None) -> None:
+        self.number = number  # first: a task is put into a set while it is made
+        super().__init__(coro, loop=loop, context=context)
 
     def __hash__(self) -> int:
         return self.number
@@ -137,10 +139,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coro: Any, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        task = _CountedTask(coro, loop=loop, context=context)
         self._tasks_made += 1
-        task.number = self._tasks_made
-        return task
+        return _CountedTask(coro, self._tasks_made, loop, context)
 
     def _note_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.faults.append(f"{context.get('message', 'fault')}: {context.get('exception')!r}")

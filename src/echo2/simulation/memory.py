@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from echo2.broadcast.manifest import Manifest
 from echo2.coordinator.history import RunState
 from echo2.coordinator.operations import (
     AssetsPut,
@@ -41,7 +42,7 @@ from echo2.data.groups import (
     RowsMoved,
 )
 from echo2.transport.messages import AssetFile
-from echo2.types import RowState
+from echo2.types import Policy, RowState
 
 T = TypeVar("T")
 
@@ -173,6 +174,8 @@ class MemoryDisk:
     """Files by folder and name, of all the programs of a world."""
 
     def __init__(self) -> None:
+        self.stocks: dict[Path, dict[Policy, Manifest]] = {}
+        """Snapshots that lie decoded in each worker's folder."""
         self._files: dict[Path, dict[str, bytes]] = {}
         self._folders: dict[Path, dict[Path, None]] = {}
         """Folders in each folder."""

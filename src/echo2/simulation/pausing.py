@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from echo2.rollout.engines.scripted import ScriptedEngine
+from echo2.rollout.engines.scripted import Script, ScriptedEngine
 from echo2.types import Policy
 
 
 class PausingEngine(ScriptedEngine):
-    def __init__(self, *, duration: Callable[[int, int, Random], float], activation_s: float) -> None:
-        super().__init__(duration=duration, sleep=self._work, activation_s=activation_s)
+    def __init__(self, script: Script, *, duration: Callable[[int, int, Random], float], activation_s: float) -> None:
+        super().__init__(script, duration=duration, sleep=self._work, activation_s=activation_s)
         self._newest: Policy | None = None
         """Published."""
         self._here: Policy | None = None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from itertools import islice
 
 import msgspec
 
 from echo2.broadcast.director.director import GATHER_S, LATENCY_S
 from echo2.broadcast.director.late import Candidate, best_parent
 from echo2.broadcast.manifest import Manifest
-from echo2.broadcast.parse import chunk_size_for
 from echo2.broadcast.plan.draft import in_order, whole
 from echo2.broadcast.plan.make import make_plan
 from echo2.broadcast.plan.model import SEED, Node, Plan, Stream, Topology
@@ -28,6 +28,8 @@ from echo2.simulation.shelf import MemoryShelf
 from echo2.simulation.streams import Way
 from echo2.transport.messages import RelayCertificate
 
+ENOUGH_IDLE = 32
+"""Idle nodes with the whole object, among which somebody who comes late is given a parent."""
 REPARENT_S = 1.0
 """After a relay died, until its children are fed by others."""
 
@@ -38,8 +40,10 @@ class Sending(msgspec.Struct):
     manifest: Manifest
     way: Way
     plan: Plan | None = None
-    waiting: dict[str, float] = {}
-    """Nodes without a part, and since when."""
+    waiting: dict[str, None] = {}
+    """Nodes without a part."""
+    idle: dict[str, None] = {}
+    """Nodes that have everything and have fed nobody yet."""
 
 
 class PlannedRelays:
@@ -69,7 +73,7 @@ class PlannedRelays:
             return
         size = manifest.object_size
         way = Way(
-            self._flows, self._accesses, size, chunk_size_for(size), self._pieces, lambda name: self._whole(root, name)
+            self._flows, self._accesses, size, manifest.chunk_size, self._pieces, lambda name: self._whole(root, name)
         )
         sending = self._sendings[root] = Sending(manifest, way)
         holders = [name for name, relay in self._relays.items() if manifest.base_root in relay.held()]
@@ -112,6 +116,7 @@ class PlannedRelays:
         self._relays.pop(name, None)
         for sending in self._sendings.values():
             sending.waiting.pop(name, None)
+            sending.idle.pop(name, None)
             if sending.plan is not None and any(stream.child == name for stream in sending.plan.streams):
                 self._reparentings += sum(stream.parent == name for stream in sending.plan.streams)
                 sending.plan = without(sending.plan, name)
@@ -127,7 +132,7 @@ class PlannedRelays:
             return
         if not sending.waiting:
             asyncio.get_running_loop().call_later(GATHER_S, self._place, sending)
-        sending.waiting[name] = asyncio.get_running_loop().time()
+        sending.waiting[name] = None
 
     def share(self, name: str, root: str) -> float:
         """Of the object that is here."""
@@ -143,6 +148,8 @@ class PlannedRelays:
             self._follow(sending)
 
     def _whole(self, root: str, name: str) -> None:
+        if self._reachable[name] and self._topology is not Topology.STAR:
+            self._sendings[root].idle[name] = None
         if (relay := self._relays.get(name)) is not None:
             relay.whole(root)
 
@@ -153,9 +160,9 @@ class PlannedRelays:
         if sending.plan is None or len(sending.way.nodes) == 1:
             self._begin(sending, waiting)
             return
+        crowd = self._candidates(sending) if len(sending.idle) < ENOUGH_IDLE + len(waiting) else None
         for node in in_order([self._node(name) for name in waiting]):
-            self._append(sending, node)
-        self._follow(sending)
+            self._append(sending, node, crowd if crowd is not None else self._idle(sending))
 
     def _begin(self, sending: Sending, names: list[str]) -> None:
         sending.plan = self._plan(sending.manifest, names)
@@ -169,7 +176,7 @@ class PlannedRelays:
     def _plan(self, manifest: Manifest, names: list[str]) -> Plan:
         """The same question is answered once: planning for thousands takes seconds."""
         nodes, size = [self._node(name) for name in names], manifest.object_size
-        chunk, uplink = chunk_size_for(size), self._accesses[SEED].up.capacity
+        chunk, uplink = manifest.chunk_size, self._accesses[SEED].up.capacity
         question = (nodes, size, uplink)
         if self._last is None or self._last[0] != question:
             previous = () if self._last is None else self._last[1].chains
@@ -181,7 +188,8 @@ class PlannedRelays:
         access = self._accesses[name]
         return Node(name, access.up.capacity, access.down.capacity, self._reachable[name])
 
-    def _append(self, sending: Sending, node: Node) -> None:
+    def _candidates(self, sending: Sending) -> dict[str, Candidate]:
+        """Who may feed one more node, as the production director sees it."""
         assert sending.plan is not None, "begun"
         fed: Counter[str] = Counter()
         gets: defaultdict[str, float] = defaultdict(float)
@@ -189,13 +197,31 @@ class PlannedRelays:
             fed[stream.parent] += sending.way.share(stream.child) < 1
             gets[stream.child] += stream.rate_bytes_per_s
         uplink = self._accesses[SEED].up.capacity
-        candidates = [Candidate(SEED, uplink / (fed[SEED] + 1), fed[SEED], True)]
-        peers = gets if self._topology is not Topology.STAR else ()
-        for name in peers:
+        candidates = {SEED: Candidate(SEED, uplink / (fed[SEED] + 1), fed[SEED], True)}
+        for name in gets if self._topology is not Topology.STAR else ():
             if name in self._relays and self._reachable[name]:
                 rate, is_whole = self._accesses[name].up.capacity / (fed[name] + 1), sending.way.share(name) == 1
-                candidates.append(Candidate(name, rate if is_whole else min(rate, gets[name]), fed[name], is_whole))
-        parent = best_parent(node, candidates)
-        order = order_at(sending.plan, parent.node_id) or whole(sending.way.chunks)
+                candidates[name] = Candidate(name, rate if is_whole else min(rate, gets[name]), fed[name], is_whole)
+        return candidates
+
+    def _idle(self, sending: Sending) -> dict[str, Candidate]:
+        """A few of those that the production rules prefer: looking at thousands for each that comes late is dear."""
+        names = islice(sending.idle, ENOUGH_IDLE)
+        return {name: Candidate(name, self._accesses[name].up.capacity, 0, True) for name in names}
+
+    def _append(self, sending: Sending, node: Node, candidates: dict[str, Candidate]) -> None:
+        assert sending.plan is not None, "begun"
+        parent = best_parent(node, list(candidates.values()))
+        everything = whole(sending.way.chunks)
+        order = everything if parent.whole else order_at(sending.plan, parent.node_id) or everything
         rate = min(parent.rate_bytes_per_s, node.down_bytes_per_s)
-        sending.plan = joined(sending.plan, Stream(parent.node_id, node.node_id, order, rate))
+        stream = Stream(parent.node_id, node.node_id, order, rate)
+        sending.plan = joined(sending.plan, stream)
+        sending.way.add(stream)
+        sending.idle.pop(parent.node_id, None)
+        busier = parent.rate_bytes_per_s * (parent.children + 1) / (parent.children + 2)
+        candidates[parent.node_id] = msgspec.structs.replace(
+            parent, rate_bytes_per_s=busier, children=parent.children + 1
+        )
+        if self._topology is not Topology.STAR and node.reachable:
+            candidates[node.node_id] = Candidate(node.node_id, min(node.up_bytes_per_s, rate), 0, False)

@@ -21,7 +21,8 @@ from echo2.ports import SnapshotSource
 from echo2.provisioning.pools.invite import Invite
 from echo2.provisioning.pools.pool import Pool
 from echo2.provisioning.pools.standby import Benches, StandbyPool
-from echo2.rollout.engines.scripted import ScriptedEngine
+from echo2.rollout.engines.scripted import ScriptedEngine, improving_sums
+from echo2.simulation import coin
 from echo2.simulation.attendance import QuietPulse
 from echo2.simulation.clock import VirtualClock
 from echo2.simulation.flows import Flows
@@ -131,9 +132,11 @@ def _engine(world: World, model: WorkerModel) -> ScriptedEngine:
     def duration(prompt_tokens: int, replies: int, draws: Random) -> float:
         return world.slowness(model.name) * _group_s(world.config, model, replies, draws)
 
+    script = coin.call if any(section.name == coin.NAME for section in world.config.tasks) else improving_sums
     if not world.model.pauses:
-        return ScriptedEngine(duration=duration, activation_s=model.activation_s)
-    engine = world.pausing[model.name] = PausingEngine(duration=duration, activation_s=model.activation_s)
+        return ScriptedEngine(script, duration=duration, activation_s=model.activation_s)
+    engine = PausingEngine(script, duration=duration, activation_s=model.activation_s)
+    world.pausing[model.name] = engine
     return engine
 
 

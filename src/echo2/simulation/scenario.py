@@ -29,6 +29,7 @@ from echo2.errors import ConfigError, UserError
 from echo2.provisioning.capacity import Infeasible
 from echo2.provisioning.demand import Cadence, Demand, Times
 from echo2.provisioning.offers import Offer
+from echo2.simulation import coin
 from echo2.simulation.engines import EngineModel, LengthModel
 from echo2.simulation.fates import FateModel, SlowSpells
 from echo2.simulation.links import LinkModel
@@ -230,6 +231,7 @@ def _config(tables: dict[str, Any], base: Path, faults: list[str]) -> Config | N
     tables.pop("pools", None)  # the world has its own
     whole = _merged(tables, _SCRIPTED)
     whole.setdefault("run", {}).setdefault("name", "simulated")
+    whole.setdefault("tasks", [{"name": coin.NAME}])
     try:
         return build_config(whole, base=base, check_places=False)
     except ConfigError as error:

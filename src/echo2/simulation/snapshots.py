@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from echo2.broadcast.layout import TensorShape, header_bytes
 from echo2.broadcast.manifest import Manifest, TensorEntry
-from echo2.broadcast.parse import MAX_CHUNK_BYTES, encode_manifest, parse_manifest, roots_of
+from echo2.broadcast.parse import MAX_CHUNK_BYTES, chunk_size_for, encode_manifest, parse_manifest, roots_of
 from echo2.broadcast.signing import open_signed
 from echo2.errors import IntegrityError
 from echo2.simulation.memory import MemoryDisk
@@ -26,6 +26,8 @@ from echo2.worker.installer import SnapshotTerms
 
 DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 SMALL_BYTES = 128
+MOST_CHUNKS = 1024
+"""Of a modelled object: manifests of thousands of workers' polls stay small, and a hop is short all the same."""
 SNAPSHOTS_KEPT = 2
 
 
@@ -107,9 +109,10 @@ class MemoryStock:
     def __init__(self, disk: MemoryDisk, folder: Path) -> None:
         self._disk = disk
         self._folder = folder
+        self._manifests = disk.stocks.setdefault(folder, {})
 
     def held(self) -> tuple[Policy, ...]:
-        return tuple(sorted(self._manifests()))
+        return tuple(sorted(self._manifests))
 
     def folder(self, policy: Policy) -> Path:
         return self._folder / folder_name(policy)
@@ -118,24 +121,20 @@ class MemoryStock:
         data = self._disk.read(object_path)
         check_object(manifest, data)
         if manifest.base is not None:
-            base = self._manifests().get(manifest.base)
+            base = self._manifests.get(manifest.base)
             if base is None or base.decoded_root != manifest.base_root:
                 raise IntegrityError(f"the delta to {manifest.policy} applies to {manifest.base}, which is not held")
         check_decoded(manifest, data)
-        self._disk.write(self.folder(manifest.policy) / MANIFEST_NAME, encode_manifest(manifest))
+        self._manifests[manifest.policy] = manifest
 
     def roots(self) -> Collection[str]:
         """Decoded roots of what is held."""
-        return [manifest.decoded_root for manifest in self._manifests().values()]
+        return [manifest.decoded_root for manifest in self._manifests.values()]
 
     async def tidy(self, installed: Policy | None) -> None:
         for policy in self.held()[:-SNAPSHOTS_KEPT]:
             if policy != installed:
-                self._disk.remove(self.folder(policy))
-
-    def _manifests(self) -> dict[Policy, Manifest]:
-        found = [read_manifest(self._disk, folder) for folder in self._disk.folders(MANIFEST_NAME, self._folder)]
-        return {manifest.policy: manifest for manifest in found}
+                del self._manifests[policy]
 
 
 def read_manifest(disk: MemoryDisk, folder: Path) -> Manifest:
@@ -162,8 +161,9 @@ class SharedTerms(SnapshotTerms, frozen=True):
 
 def _sized(manifest: Manifest, nbytes: int, data: bytes) -> tuple[Manifest, bytes]:
     root = _hash(data)
-    chunks = (root,) * -(-nbytes // manifest.chunk_size)
-    sized = msgspec.structs.replace(manifest, object_size=nbytes, object_root=root, chunks=chunks)
+    chunk = max(chunk_size_for(nbytes), -(-nbytes // MOST_CHUNKS))
+    chunks = (root,) * -(-nbytes // chunk)
+    sized = msgspec.structs.replace(manifest, object_size=nbytes, object_root=root, chunk_size=chunk, chunks=chunks)
     return parse_manifest(encode_manifest(sized)), data
 
 

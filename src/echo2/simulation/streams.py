@@ -200,6 +200,13 @@ class Way:
             if stream in self._feeds:
                 self._feeds[stream].pump()
 
+    def add(self, stream: Stream) -> None:
+        """One more node, fed by one that is there."""
+        node = self.nodes[stream.child] = self._parted.pop(stream.child, None) or Reception(self.pieces)
+        if node.had < self.pieces and stream.parent in self.nodes:
+            feed = self._feeds[stream] = Feed(self, stream, self._order(stream))
+            feed.pump()
+
     def leave(self, name: str) -> None:
         """The node is gone and feeds nobody; who depended on it waits for ``follow``."""
         for stream in [stream for stream in self._feeds if name in (stream.parent, stream.child)]:

@@ -46,7 +46,7 @@ from echo2.types import Policy
 from echo2.version import VERSION
 from echo2.worker.program import Worker
 
-ENDING_S = 600.0
+ENDING_S = 90.0
 """Virtual time that learner and workers get to leave after the coordinator is done."""
 
 
@@ -103,7 +103,10 @@ class World:
         self.pool = ModelledPool(machines, VirtualClock(model.home_skew_s), self._rent, self._give_back)
         voice = self.events.of(COORDINATOR)
         voice.listen("published", self._published)
-        self.attendance = Attendance(self.desk, voice, self._known_workers, config.coordinator.heartbeat_s)
+        heartbeat_s, dead_after_s = config.coordinator.heartbeat_s, config.coordinator.dead_after_s
+        # Machines that are given back are told by the next beat; where there are none, looks are for liveness alone.
+        look_s = heartbeat_s if machines or config.pools else max(heartbeat_s, dead_after_s / 8)
+        self.attendance = Attendance(self.desk, voice, self._known_workers, heartbeat_s, look_s)
         self._slowness: dict[str, float] = {}
         """Of programs that take so many times as long as they are modelled."""
         self._peer_ids: dict[str, str] = {}

@@ -84,7 +84,8 @@ class ScriptedEngine:
                 raise EngineError("a policy must be installed before anything is generated; activate one first")
             self._running += 1
         try:
-            await self._sleep(self._duration(len(token_ids), n, _random(token_ids, sampling.seed, -1)))
+            draws = _draws(_question(token_ids, sampling.seed), -1)
+            await self._sleep(self._duration(len(token_ids), n, draws))
         finally:
             async with self._changed:
                 self._running -= 1
@@ -93,7 +94,8 @@ class ScriptedEngine:
             raise EngineError(f"aborted: policy {self._installed} was activated")
         ended = self._installed
         assert ended is not None, "an installed policy is only ever replaced"
-        return [self._reply(token_ids, sampling, row, began, ended) for row in range(n)]
+        question, text = _question(token_ids, sampling.seed), self._chat.decode(token_ids)
+        return [self._reply(text, _draws(question, row), sampling, began, ended) for row in range(n)]
 
     async def prefetch(self, policy: Policy, folder: Path) -> None:
         self._prefetched = policy
@@ -120,11 +122,8 @@ class ScriptedEngine:
     async def close(self) -> None:
         self._prefetched = None
 
-    def _reply(
-        self, token_ids: Sequence[int], sampling: Sampling, row: int, began: Policy, ended: Policy
-    ) -> Completion:
-        random = _random(token_ids, sampling.seed, row)
-        reply = self._chat.encode_reply(self._script(self._chat.decode(token_ids), random, began))
+    def _reply(self, text: str, random: Random, sampling: Sampling, began: Policy, ended: Policy) -> Completion:
+        reply = self._chat.encode_reply(self._script(text, random, began))
         finish = FinishReason.STOP if len(reply) <= sampling.max_new_tokens else FinishReason.LENGTH
         reply = reply[: sampling.max_new_tokens]
         logprobs = tuple(-random.random() for _ in reply)
@@ -136,6 +135,11 @@ class ScriptedEngine:
         return Completion(tuple(reply), logprobs, oldest, newest, finish, versions)
 
 
-def _random(token_ids: Sequence[int], seed: int, row: int) -> Random:
-    text = f"{seed}/{row}/{','.join(map(str, token_ids))}"
-    return Random(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little"))
+def _question(token_ids: Sequence[int], seed: int) -> bytes:
+    return f"{seed}/{','.join(map(str, token_ids))}".encode()
+
+
+def _draws(question: bytes, row: int) -> Random:
+    """The row's own random numbers; row -1 is for the call as a whole."""
+    digest = hashlib.blake2b(question, digest_size=8, person=row.to_bytes(8, "little", signed=True)).digest()
+    return Random(int.from_bytes(digest, "little"))
