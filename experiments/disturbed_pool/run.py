@@ -170,7 +170,7 @@ def capacity(
     for event in events:
         if event["kind"] == "worker_joined":
             changes.append((event["wall_time"], full_per_s))
-        elif event["kind"] == "worker_left":
+        elif event["kind"] == "worker_left" and name_of.get(event["worker"]) not in victims.killed:
             was = SLOWED if name_of.get(event["worker"]) in victims.slowed else 1.0
             changes.append((event["wall_time"], -was * full_per_s))
     changes.sort()
