@@ -41,7 +41,9 @@ def rough_run(seed: int = 1, steps: int = 12) -> SimulatedRun:
         for number in range(12)
     ]  # fmt: skip
     fleet += [WorkerModel("late", fate=FateModel(arrives_s=200.0), group_s=10.0)]
-    model = WorldModel(learner=LearnerModel(train_s=30.0, snapshot_bytes=20e6), relays="planned", uplink_bytes_per_s=20e6)
+    model = WorldModel(
+        learner=LearnerModel(train_s=30.0, snapshot_bytes=20e6), relays="planned", uplink_bytes_per_s=20e6
+    )
     return simulate(build_config(tables, check_places=False), fleet, seed=seed, model=model, until_s=100_000)
 
 

@@ -50,4 +50,6 @@ class Ending:
 
     def _evaluation_runs(self) -> bool:
         """Of a run that did all its steps; one that was stopped early does not wait for numbers."""
-        return self.books.all_steps_reported and self.books.evaluation is not None and bool(self.books.fleet.active_count)
+        return (
+            self.books.all_steps_reported and self.books.evaluation is not None and bool(self.books.fleet.active_count)
+        )

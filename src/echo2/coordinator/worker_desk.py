@@ -142,9 +142,7 @@ class WorkerDesk:
 
     def _end(self, lease: RunningLease, why: str, now: float) -> None:
         self.fleet.end(lease.lease_id, now, None)
-        self.events.emit(
-            "lease_ended", lease=lease.lease_id, group=lease.group_id, worker=lease.worker_id, why=why
-        )
+        self.events.emit("lease_ended", lease=lease.lease_id, group=lease.group_id, worker=lease.worker_id, why=why)
 
     # ---- leases and submissions ---------------------------------------------------------------------------------
 

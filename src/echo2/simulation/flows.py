@@ -27,7 +27,7 @@ CROWD_SETTLE_S = 0.02
 class Pipe:
     """One direction of somebody's line."""
 
-    __slots__ = ("carried_bytes", "capacity", "flows", "used")
+    __slots__ = ("capacity", "carried_bytes", "flows", "used")
 
     def __init__(self, bytes_per_s: float) -> None:
         self.capacity = bytes_per_s

@@ -50,9 +50,7 @@ LONGEST_POLL_S = 1e9
 """A modelled line holds a question until there is an answer."""
 
 
-def make_relays(
-    config: Config, model: WorldModel, home: Access, shelf: MemoryShelf, flows: Flows
-) -> Relays | None:
+def make_relays(config: Config, model: WorldModel, home: Access, shelf: MemoryShelf, flows: Flows) -> Relays | None:
     """None where objects come from the coordinator itself."""
     if model.relays == "none":
         return None
@@ -134,7 +132,7 @@ def worker(world: World, model: WorkerModel) -> Worker:
 
 
 def _group_s(config: Config, model: WorkerModel, replies: int, random: Random) -> float:
-    """The random numbers are those of the lease, so the same group takes the same time wherever it is generated twice."""
+    """The random numbers are the lease's: a group that is generated twice takes the same time."""
     if model.engine is None:
         return model.group_s * random.lognormvariate(0.0, model.spread)
     return model.engine.group_s(random, replies, config.rollout.max_new_tokens, config.rollout.concurrent_groups)

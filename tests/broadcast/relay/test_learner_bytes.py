@@ -16,7 +16,6 @@ from echo2.broadcast.relay import links as ln
 from echo2.broadcast.relay.seed import Seed
 from echo2.broadcast.relay.server import SEED_ORPHANS
 
-
 WORKERS = tuple(f"w{number:02}" for number in range(50))
 LINES = 8
 """B_0 / B_w: so many workers' lines fit into the seed's."""
