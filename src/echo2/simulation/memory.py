@@ -7,7 +7,7 @@ disk: these objects belong to the world and outlive the programs.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -53,7 +53,9 @@ class MemoryStore:
     def __init__(self, commit_s: float = 0.002, peers: Iterable[Peer] = ()) -> None:
         """peers: enrolled already."""
         self._commit_s = commit_s
-        self._queue: list[list[Operation]] = []
+        self._queue: deque[list[Operation]] = deque()
+        self._made = self._applied = 0
+        """Commits so far."""
         self._state: RunState | None = None
         self._groups: dict[int, Group] = {}
         self._rows: dict[RowKey, Row] = {}
@@ -67,16 +69,19 @@ class MemoryStore:
 
     async def commit(self, operations: Sequence[Operation]) -> None:
         # Kept as they are: an operation is never changed after it was made, and ``load`` gives copies.
-        entry = list(operations)
+        self._made += 1
+        number, entry = self._made, list(operations)
         self._queue.append(entry)
         try:
             await asyncio.sleep(self._commit_s)
         except asyncio.CancelledError:
-            self._queue = [other for other in self._queue if other is not entry]
+            if self._applied < number:
+                entry.clear()
             raise
         # Commits that end at the same moment may wake in any order; they take effect in the order they were made.
-        while any(other is entry for other in self._queue):
-            for operation in self._queue.pop(0):
+        while self._applied < number:
+            self._applied += 1
+            for operation in self._queue.popleft():
                 self._apply(operation)
 
     async def load(self) -> Loaded:

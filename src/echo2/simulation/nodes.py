@@ -1,7 +1,7 @@
 """Relays by their own state machines: the production ``Node``, ``Seed`` and director over modelled links.
 
-Invariant: everything that relays decide is decided by production code; here are only its shell's parts, without sockets,
-threads and files: what a link carries is a fluid flow, what is said of small things takes the latency alone.
+Invariant: what relays decide is decided by production code; here are only its shell's parts, without sockets, threads
+and files: what a link carries is a fluid flow, what is said of small things takes the latency alone.
 
 Ten ticks a second for every node: for worlds of a few dozen workers. ``planned`` is the same for thousands.
 """
@@ -26,7 +26,7 @@ from echo2.simulation.flows import Flows
 from echo2.simulation.links import Access, VirtualLine
 from echo2.simulation.relaying import Relayed
 from echo2.simulation.shelf import MemoryShelf
-from echo2.simulation.wires import Wire
+from echo2.simulation.wires import Wire, chooser, length
 from echo2.transport.messages import RelayCertificate
 
 TICK_S = 0.1
@@ -198,8 +198,10 @@ class NodeRelays:
             return
         ours, theirs = self._numbers + 1, self._numbers + 2
         self._numbers += 2
-        there = Wire(self._flows, self._accesses[peer], self._accesses[name], self._source(peer, theirs))
-        back = Wire(self._flows, self._accesses[name], self._accesses[peer], self._source(name, ours))
+        there = Wire(
+            self._flows, self._accesses[peer], self._accesses[name], chooser(self._nodes[peer], theirs, self._shelf)
+        )
+        back = Wire(self._flows, self._accesses[name], self._accesses[peer], chooser(node, ours, self._shelf))
         there.connect(back, lambda out: self._deliver(name, ours, out))
         back.connect(there, lambda out: self._deliver(peer, theirs, out))
         self._wires[peer][theirs], self._wires[name][ours] = there, back
@@ -209,29 +211,6 @@ class NodeRelays:
             self._probe(self._seed.link_up(theirs, name, name, 1, _now()), theirs)
         self._act(peer)
         self._act(name)
-
-    def _source(self, name: str, number: int) -> Callable[[], tuple[ln.Out, int] | None]:
-        """What the link sends next, and how many bytes that are."""
-        node = self._nodes[name]
-
-        def choose() -> tuple[ln.Out, int] | None:
-            out = node.next_out(number, _now())
-            match out:
-                case None:
-                    return None
-                case bytes():
-                    return out, len(out)
-                case ln.PaddingOut(nbytes):
-                    return out, nbytes
-                case ln.ChunkOut():
-                    manifest = self._shelf.manifest(out.root)
-                    if manifest is None:
-                        return ln.PaddingOut(0), 0  # withdrawn since it was chosen
-                    rest = manifest.object_size - out.number * manifest.chunk_size
-                    node.sent_chunk(min(manifest.chunk_size, rest))
-                    return out, min(manifest.chunk_size, rest)
-
-        return choose
 
     def _probe(self, source: f.Source, number: int) -> None:
         def answer() -> None:
@@ -274,13 +253,8 @@ class NodeRelays:
         node.heard(number, _now())
         match out:
             case ln.ChunkOut(root, stream, chunk):
-                manifest = self._shelf.manifest(root)
-                length = (
-                    0
-                    if manifest is None
-                    else min(manifest.chunk_size, manifest.object_size - chunk * manifest.chunk_size)
-                )
-                accepted = node.accepts(number, stream, chunk, length)
+                nbytes = length(self._shelf.manifest(root), chunk)
+                accepted = node.accepts(number, stream, chunk, nbytes)
                 if accepted is not None and root in self._here[name]:
                     self._here[name][root][chunk] = 1
                     node.stored(root, stream, chunk, _now())

@@ -141,7 +141,7 @@ def _engine(world: World, model: WorkerModel) -> ScriptedEngine:
 
 
 def _group_s(config: Config, model: WorkerModel, replies: int, random: Random) -> float:
-    """The random numbers are those of the lease: the same group takes the same time wherever it is generated twice."""
+    """The random numbers are the lease's: a group that is generated twice takes the same time."""
     if model.engine is None:
         return model.group_s * random.lognormvariate(0.0, model.spread)
     return model.engine.group_s(random, replies, config.rollout.max_new_tokens, config.rollout.concurrent_groups)

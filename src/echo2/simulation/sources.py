@@ -1,7 +1,7 @@
 """Objects that travel straight between the coordinator and a peer.
 
-Invariant: a transfer is one flow through both ends' pipes; what came before the line went down is kept, in whole pieces,
-and continued.
+Invariant: a transfer is one flow through both ends' pipes; what came before the line went down is kept, in whole
+pieces, and continued.
 """
 
 from __future__ import annotations

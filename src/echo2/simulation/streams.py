@@ -123,7 +123,8 @@ class Feed:
 
     def _arrived(self) -> float | None:
         """The flow of the piece ended; bytes of the next one, when it follows at once."""
-        assert self.piece is not None and self._flow is not None, "a flow is of a piece"
+        assert self.piece is not None, "a flow is of a piece"
+        assert self._flow is not None, "it ended just now"
         now_s = asyncio.get_running_loop().time()
         had_s = self._parent.had_s[self.piece]
         self._child.rate = self._flow.rate
@@ -192,7 +193,7 @@ class Way:
             self._feeds.pop(stream).close()
         for stream in wanted:
             if stream.child not in self.nodes:
-                self.nodes[stream.child] = self._parted.pop(stream.child, None) or Reception(self.pieces)
+                self.nodes[stream.child] = self._take_back(stream.child)
         for stream in wanted:
             if stream not in self._feeds and self.nodes[stream.child].had < self.pieces:
                 self._feeds[stream] = Feed(self, stream, self._order(stream))
@@ -202,10 +203,13 @@ class Way:
 
     def add(self, stream: Stream) -> None:
         """One more node, fed by one that is there."""
-        node = self.nodes[stream.child] = self._parted.pop(stream.child, None) or Reception(self.pieces)
+        node = self.nodes[stream.child] = self._take_back(stream.child)
         if node.had < self.pieces and stream.parent in self.nodes:
             feed = self._feeds[stream] = Feed(self, stream, self._order(stream))
             feed.pump()
+
+    def _take_back(self, name: str) -> Reception:
+        return self._parted.pop(name) if name in self._parted else Reception(self.pieces)
 
     def leave(self, name: str) -> None:
         """The node is gone and feeds nobody; who depended on it waits for ``follow``."""

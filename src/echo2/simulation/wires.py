@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from echo2.broadcast.relay.links import Out
+from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.relay.links import ChunkOut, Out, PaddingOut
+from echo2.broadcast.relay.node import Node
 from echo2.simulation.flows import Flow, Flows, Pipe
 from echo2.simulation.links import Access
+from echo2.simulation.shelf import MemoryShelf
 
 SMALL_BYTES = 16 * 1024
 """Frames up to this do not count on a line."""
@@ -75,7 +78,8 @@ class Wire:
         return None
 
     def _arrived(self) -> float | None:
-        assert self._flow is not None and self._under_way is not None, "a flow is of a frame"
+        assert self._under_way is not None, "a flow is of a frame"
+        assert self._flow is not None, "it ended just now"
         self._carried += int(self._flow.goal)
         self._arrive_later(self._under_way)
         following = self._next_large()
@@ -89,3 +93,28 @@ class Wire:
     def _take(self, out: Out) -> None:
         if self._is_open:
             self._deliver(out)
+
+
+def chooser(node: Node, number: int, shelf: MemoryShelf) -> Callable[[], Chosen | None]:
+    """What a node sends next over its link, and how many bytes that are."""
+
+    def choose() -> Chosen | None:
+        out = node.next_out(number, asyncio.get_running_loop().time())
+        match out:
+            case None:
+                return None
+            case bytes():
+                return out, len(out)
+            case PaddingOut(nbytes):
+                return out, nbytes
+            case ChunkOut():
+                nbytes = length(shelf.manifest(out.root), out.number)
+                node.sent_chunk(nbytes)
+                return out, nbytes
+
+    return choose
+
+
+def length(manifest: Manifest | None, chunk: int) -> int:
+    """Bytes of a chunk; 0 once the object was withdrawn."""
+    return 0 if manifest is None else min(manifest.chunk_size, manifest.object_size - chunk * manifest.chunk_size)

@@ -51,6 +51,8 @@ from echo2.worker.pulse import Pulse, SteadyPulse
 EPISODE_MARGIN_S = 30.0
 """Beyond a lease's own time-out, before a group that does not come back is reported as timed out."""
 
+_records = msgspec.msgpack.Decoder(Trajectory)
+
 
 class Phase(StrEnum):
     GREETING = "greeting"
@@ -230,7 +232,7 @@ class Worker:
             return _failed(lease, RowStatus.TIMEOUT, str(error))
         for row in rows or ():
             if row.status is RowStatus.FINISHED:
-                self._tokens += msgspec.msgpack.decode(row.record, type=Trajectory).sampled_tokens
+                self._tokens += _records.decode(row.record).sampled_tokens
         return rows
 
     # ---- heartbeats --------------------------------------------------------------------------------------------
