@@ -213,7 +213,7 @@ def judged(
             }
         )
     whole = bubble(lines, began[0] + SETTLED_S, ended)
-    return {"period_s": period_s, "phases": phases, "bubble_ratio_after_settling": round(whole, 4)}
+    return {"period_s": period_s, "phases": phases, "bubble_ratio_with_disturbances": round(whole, 4)}
 
 
 def periods_below(
