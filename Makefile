@@ -63,8 +63,10 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# What starts real programs keeps its own time and runs alone; the rest shares the cores.
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not slow and not integration"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "integration and not slow"
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
