@@ -37,6 +37,7 @@ VIRTUAL = (
     "coordinator/scoreboard.py", "coordinator/publishing.py", "coordinator/watchdog.py", "coordinator/wakeup.py",
     "coordinator/enrolment.py", "coordinator/operations.py", "coordinator/lines.py", "coordinator/anchors.py",
     "learner/program.py", "worker/program.py", "worker/installer.py", "worker/course.py", "worker/outbox.py",
+    "worker/pulse.py",
     "transport/patience.py", "transport/enrolment.py", "transport/messages.py",
     "transport/base_messages.py", "transport/worker_messages.py", "transport/learner_messages.py",
     "transport/people_messages.py", "transport/progress.py", "coordinator/relays.py", "coordinator/status.py",
