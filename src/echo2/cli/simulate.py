@@ -36,6 +36,7 @@ def simulate(
     scenario = read_scenario(path, [*(overrides or []), *([] if seed is None else [f"world.seed={seed}"])])
     warnings = _checked(scenario, out, anyway=anyway)
     played = _played(scenario)
+    warnings += played.missed
     if out is not None:
         _write(scenario, played, out)
     if as_json:
@@ -45,14 +46,27 @@ def simulate(
 
 
 def _checked(scenario: Scenario, out: Path | None, *, anyway: bool) -> list[str]:
+    """Before minutes are spent: that there is a place for what comes of it, and that something can come of it."""
     from echo2.errors import UserError
 
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} must be a new or an empty folder: what lies there is not overwritten")
     why = scenario.impossible()
     if why and not anyway:
         raise UserError(f"no pool can keep the learner of this scenario busy: {why}; --anyway plays it all the same")
+    if out is not None:
+        _make_room(out)
     return [f"no pool can keep the learner busy: {why}"] if why else []
+
+
+def _make_room(out: Path) -> None:
+    from echo2.errors import UserError
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        taken = any(out.iterdir())
+    except OSError as error:
+        raise UserError(f"{out} must be a folder that can be written, but: {error.strerror}") from error
+    if taken:
+        raise UserError(f"{out} must be a new or an empty folder: what lies there is not overwritten")
 
 
 def _played(scenario: Scenario) -> Played:
@@ -109,7 +123,8 @@ def _show(scenario: Scenario, played: Played, warnings: list[str], out: Path | N
 
     for warning in warnings:
         note(f"echo2: {warning}")
-    Console(highlight=False).print(view(scenario, played.outcome))
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(view(scenario, played.outcome, plain=not console.encoding.startswith("utf")))
     if out is None:
         note("-o DIR writes report.html with the plots and the timeline, metrics.jsonl and events.jsonl.")
     else:

@@ -59,10 +59,11 @@ def build_config(
 def read_tables(path: Path) -> dict[str, Any]:
     """A TOML file as it stands. Raises ConfigError."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
             raise ConfigError(f"a configuration must be a TOML file below 1 MiB, and {path} is larger")
-        text = path.read_bytes().decode()
-        return tomllib.loads(text)
+        return tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} must be UTF-8 text, but {error.reason} at byte {error.start}") from None
     except tomllib.TOMLDecodeError as error:
@@ -71,6 +72,10 @@ def read_tables(path: Path) -> dict[str, Any]:
         raise ConfigError(f"the configuration {path} must exist, but there is no such file") from None
     except OSError as error:
         raise ConfigError(f"the configuration {path} must be a readable file, but: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # a NUL in the name; tables in tables without end
+        raise ConfigError(
+            f"the configuration must be a file's name and hold TOML, got {str(path)!r}: {error}"
+        ) from None
 
 
 def _copy(value: Any) -> Any:
@@ -166,6 +171,8 @@ def _sentence(key: str, value: Any, detail: ErrorDetails) -> str:
     must = _MUST["finite_number"] if number else _MUST.get(detail["type"], "")
     if detail["type"] == "literal_error":
         must = f"be one of {context['expected'].replace(chr(39), chr(34))}"
+    if detail["type"] == "must":  # a section's own words
+        must = detail["msg"]
     if key == "run.name":
         must = "be 1 to 64 letters, digits, dots, dashes or underscores, beginning with a letter or digit"
     if not must:

@@ -73,7 +73,7 @@ def apply_override(data: dict[str, Any], override: Override) -> str | None:
         if not isinstance(table, dict | list):
             return f"--set {'.'.join(override.path)}: `{'.'.join(parents[: depth + 1])}` is a value, not a table"
     if isinstance(table, list):
-        return f"--set {'.'.join(override.path)}: name a key of one of them, as in --set tasks.0.weight=2"
+        return f"--set {'.'.join(override.path)}: name a key of one of them, as in --set {parents[0]}.0.KEY=…"
     table[last] = override.value
     return None
 
@@ -83,6 +83,8 @@ def _default_tasks() -> list[dict[str, Any]]:
 
 
 def _entry(name: str, tables: list[Any], index: str) -> tuple[Any, str | None]:
-    if index.isdigit() and int(index) < len(tables):
+    if index.isdecimal() and int(index) < len(tables):
         return tables[int(index)], None
+    if not tables:
+        return None, f"--set {name}.{index} needs a [[{name}]] table in the file, and there is none"
     return None, f"--set {name}.N needs a number from 0 to {len(tables) - 1}, got `{index}`; the first is {name}.0"

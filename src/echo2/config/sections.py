@@ -14,6 +14,8 @@ Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Sigma = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+"""Of a log-normal distribution; beyond it draws leave what a number can hold."""
 
 
 class Section(BaseModel):
@@ -89,13 +91,13 @@ class RehearsalSection(Section):
 
     train_s: NonNegativeFloat = 0.0
     """Median time of a training step of the scripted learner."""
-    train_spread: NonNegativeFloat = 0.1
+    train_spread: Sigma = 0.1
     """Log-normal sigma of that time."""
     group_s: NonNegativeFloat = 0.0
     """Median time in which the scripted engine generates a group."""
-    group_spread: NonNegativeFloat = 0.2
+    group_spread: Sigma = 0.2
     """Log-normal sigma of that time."""
-    snapshot_bytes: Positive = 1_000_000
+    snapshot_bytes: Annotated[int, Field(gt=0, le=10**15)] = 1_000_000
     """Size of the scripted learner's weights."""
     changed: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of the weights that a step of the scripted learner changes."""

@@ -25,12 +25,17 @@ class WatchedLines(CollectedLines):
             if self._on_step is not None:
                 self._on_step(line)
         for step, event in self._waiting:
-            if len(self.metrics) >= step:
+            if self.steps >= step:
                 event.set()
+
+    @property
+    def steps(self) -> int:
+        """Trained so far; fewer than lines after a rollback."""
+        return self.metrics[-1].step + 1 if self.metrics else 0
 
     async def reached(self, step: int) -> None:
         """Returns when so many steps are trained."""
         event = asyncio.Event()
-        if len(self.metrics) < step:
+        if self.steps < step:
             self._waiting.append((step, event))
             await event.wait()

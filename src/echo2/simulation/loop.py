@@ -44,6 +44,10 @@ class Deadlock(Starved):
     """The simulated run cannot go on, or does not come to an end."""
 
 
+class Overdue(Deadlock):
+    """It goes on past the virtual time that it was given."""
+
+
 class _CountedTask(asyncio.Task[Any]):
     """A task whose hash is its number: ``set`` order, and so cancellation order, repeats between runs."""
 
@@ -132,7 +136,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 f"\n{describe_tasks(self)}"
             )
         if timers[0][0] > self.until_s:
-            raise Deadlock(f"the run had to end by {self.until_s:g} s and still waits\n{describe_tasks(self)}")
+            raise Overdue(f"the run had to end by {self.until_s:g} s and still waits\n{describe_tasks(self)}")
         self._turns_without_time = 0
         self._now_s = max(self._now_s, timers[0][0])
 

@@ -1,7 +1,7 @@
 """What came of a simulated run, in numbers.
 
 Invariant: pure; computed from the run's own events and metrics lines, as they would be of a real one. What did not
-happen is None, never 0.
+happen is None, never 0. Where a rollback trained a step again, its newest line stands.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def outcome(
     metrics: Sequence[StepMetrics], events: Iterable[Event], ended_s: float, steps: int, warm_up_steps: int = 0
 ) -> Outcome:
     """steps: that were asked for.  warm_up_steps: at the beginning, in which a pool fills."""
+    metrics = list({line.step: line for line in metrics}.values())
     settled = metrics[warm_up_steps:] if len(metrics) > warm_up_steps else []
     last = metrics[-1] if metrics else None
     seen = _Seen(events)

@@ -1,23 +1,20 @@
-"""A scenario, played to its end.
+"""A scenario, played to its end and checked.
 
-Invariant (I10): the same scenario and seed give the same events, lines and outcome, in whichever process.
+Invariant (I10): the same scenario and seed give the same events, lines and outcome, in whichever process; no outcome is
+told of a run that broke a promise (``checks``).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
-from functools import partial
-
 import msgspec
 
+from echo2.simulation.checks import check_run
 from echo2.simulation.lines import OnStep
+from echo2.simulation.loop import Deadlock, Overdue
 from echo2.simulation.outcome import Outcome, outcome
-from echo2.simulation.programs import COORDINATOR, LEARNER
 from echo2.simulation.scenario import Scenario
-from echo2.simulation.sections import EventSection
-from echo2.simulation.world import SimulatedRun, World, simulate
+from echo2.simulation.story import Story
+from echo2.simulation.world import SimulatedRun, simulate
 
 SECONDS_PER_H = 3600.0
 
@@ -25,63 +22,37 @@ SECONDS_PER_H = 3600.0
 class Played(msgspec.Struct, frozen=True):
     run: SimulatedRun
     outcome: Outcome
+    missed: list[str]
+    """A sentence for each event that came to nothing."""
 
 
 def play(scenario: Scenario, on_step: OnStep | None = None) -> Played:
-    """Raises Deadlock when nothing can go on or the horizon passed, Starved when the run's own watchdog ended it."""
-    run = simulate(
-        scenario.config,
-        scenario.worker_models(),
-        seed=scenario.world.seed,
-        model=scenario.world_model(),
-        scenario=partial(_happen_all, scenario.events) if scenario.events else None,
-        machines=scenario.machine_models(),
-        until_s=scenario.world.horizon_h * SECONDS_PER_H,
-        on_step=on_step,
-    )
-    steps, warm_up = scenario.config.run.steps, scenario.world.warm_up_steps
-    return Played(run, outcome(run.metrics, run.events, run.ended_s, steps, warm_up))
+    """Raises Deadlock when nothing can go on or the horizon passed, Starved when the run's own watchdog ended it,
+    BrokenPromise."""
+    config, story = scenario.config, Story(scenario.events)
+    try:
+        run = simulate(
+            config,
+            scenario.worker_models(),
+            seed=scenario.world.seed,
+            model=scenario.world_model(),
+            scenario=story.tell,
+            machines=scenario.machine_models(),
+            until_s=scenario.world.horizon_h * SECONDS_PER_H,
+            on_step=on_step,
+        )
+    except Deadlock as error:
+        raise Deadlock(_sentence(error, scenario, story.lines.steps)) from error
+    check_run(run.metrics, run.events, run.weights, config.staleness_budget)
+    found = outcome(run.metrics, run.events, run.ended_s, config.run.steps, scenario.world.warm_up_steps)
+    return Played(run, found, story.missed())
 
 
-async def _happen_all(events: Sequence[EventSection], world: World) -> None:
-    async with asyncio.TaskGroup() as group:
-        for number, event in enumerate(events):
-            group.create_task(_happen(world, event), name=f"event {number}")
-
-
-async def _happen(world: World, event: EventSection) -> None:
-    if event.at_step is not None:
-        await world.lines.reached(event.at_step)
-    else:
-        await asyncio.sleep(event.at_s or 0.0)
-    if event.what == "price":
-        for offer in [name for name in world.pool.machines_of if fnmatchcase(name, event.who)]:
-            world.pool.reprice(offer, event.usd_per_h)
-        return
-    async with asyncio.TaskGroup() as group:
-        for name in _chosen(world, event):
-            group.create_task(_befall(world, event, name), name=f"{event.what} {name}")
-
-
-def _chosen(world: World, event: EventSection) -> list[str]:
-    names = [name for name in (COORDINATOR, LEARNER, *world.working()) if fnmatchcase(name, event.who)]
-    return names[: event.most or None]
-
-
-async def _befall(world: World, event: EventSection, name: str) -> None:
-    match event.what:
-        case "preempt":
-            await world.preempt(name)
-        case "kill":
-            await world.kill(name)
-            await asyncio.sleep(event.for_s)
-            world.start(name)
-        case "slow":
-            world.slow(name, event.factor)
-            if event.for_s:
-                await asyncio.sleep(event.for_s)
-                world.slow(name, 1.0)
-        case "cut":
-            world.links[name].cut = True
-            await asyncio.sleep(event.for_s)
-            world.links[name].cut = False
+def _sentence(error: Deadlock, scenario: Scenario, steps: int) -> str:
+    """Without the list of who waits for what, which is as long as the world is large."""
+    if isinstance(error, Overdue):
+        return (
+            f"the run must end within world.horizon_h = {scenario.world.horizon_h:g} h, and {steps} of "
+            f"{scenario.config.run.steps} steps were trained by then: raise it, or ask for fewer steps"
+        )
+    return f"{str(error).splitlines()[0]}; ECHO2_DEBUG=1 lists who waits for what"

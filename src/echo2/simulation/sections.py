@@ -5,14 +5,29 @@ Invariant: as in ``config.sections``: a key that is here is read, one that is no
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
-from echo2.config.sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from echo2.config.sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Sigma
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")]
-Share = Annotated[float, Field(ge=0, lt=1)]
+LONGEST_NAME = 40
+
+
+def _named(name: str) -> str:
+    if re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) is None or len(name) > LONGEST_NAME:
+        raise PydanticCustomError("must", "be 1 to 40 small letters, digits and dashes, no dash first")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_named)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+PerHour = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
+"""What comes more often than once a second leaves a machine no time."""
+Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0, le=100_000)]
 
 
 class WorldSection(Section):
@@ -24,7 +39,7 @@ class WorldSection(Section):
     """The learner's checkpoint, before a version is published."""
     snapshot_s: NonNegativeFloat = 0.5
     """Writing a snapshot."""
-    delta_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    delta_share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.01
     """Size of a delta as a share of the snapshot; 0 sends every version whole."""
     relays: Literal["planned", "nodes", "none"] = "planned"
     """How snapshots reach workers: `planned`, along the production plan as fluid streams; `nodes`, by the relays' own
@@ -44,13 +59,13 @@ class MachineSection(Section):
 
     name: Name
     """Of its kind."""
-    count: Positive = 1
+    count: Count = 1
     """How many there are."""
     usd_per_h: NonNegativeFloat = 0.0
     """Price of one."""
     group_s: NonNegativeFloat | None = None
     """Median time in which it generates a group, where that is not worked out from tokens."""
-    group_spread: NonNegativeFloat | None = None
+    group_spread: Sigma | None = None
     """Log-normal sigma of that time."""
     tokens_per_s: NonNegativeFloat = 0.0
     """Of one reply; above 0 a group's time is worked out from the lengths of its replies."""
@@ -62,19 +77,20 @@ class MachineSection(Section):
     """Of a reply."""
     tail: Literal["lognormal", "pareto"] = "lognormal"
     """Of the lengths of replies."""
-    tail_spread: NonNegativeFloat = 0.6
+    tail_spread: Sigma = 0.6
     """Log-normal: sigma; Pareto: 1/alpha."""
-    slowness: PositiveFloat = 1.0
+    slowness: Factor = 1.0
     """Factor on its times."""
-    slow_spells_per_h: NonNegativeFloat = 0.0
+    slow_spells_per_h: PerHour = 0.0
     """Times in which it is slow."""
     slow_spell_s: PositiveFloat = 300.0
     """Mean."""
-    slow_spell_factor: PositiveFloat = 3.0
+    slow_spell_factor: Factor = 3.0
     """Factor on its times then."""
     activation_s: NonNegativeFloat = 0.5
     """To switch to a snapshot that is there."""
     down_mbps: PositiveFloat = 100.0
+    """Its line."""
     up_mbps: PositiveFloat | None = None
     """As fast as down where it is missing."""
     latency_s: NonNegativeFloat = 0.02
@@ -85,15 +101,15 @@ class MachineSection(Section):
     """Probability that a message is lost; transfers lose so much of the line's rate."""
     reachable: bool = True
     """Others can dial it."""
-    clock_skew_s: float = 0.0
+    clock_skew_s: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """How wrong its clock is."""
-    preemptions_per_h: NonNegativeFloat = 0.0
+    preemptions_per_h: PerHour = 0.0
     """It is taken away for good, without notice."""
-    crashes_per_h: NonNegativeFloat = 0.0
+    crashes_per_h: PerHour = 0.0
     """Its worker dies and begins again."""
     restart_s: NonNegativeFloat = 30.0
     """After a crash."""
-    outages_per_h: NonNegativeFloat = 0.0
+    outages_per_h: PerHour = 0.0
     """Its line goes down and comes back."""
     outage_s: PositiveFloat = 20.0
     """Mean."""
@@ -117,7 +133,7 @@ class OfferSection(MachineSection):
     """Price of a GB received."""
     min_rental_h: NonNegativeFloat = 0.0
     """Billed at least."""
-    reliability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    reliability: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Share of the time in which its seller says that it is up."""
     start_s: NonNegativeFloat = 60.0
     """From the order until its worker runs."""
@@ -128,15 +144,20 @@ class EventSection(Section):
 
     what: Literal["kill", "preempt", "slow", "cut", "price"]
     """`kill`: the program dies and begins again after `for_s`; `preempt`: the machine is taken away; `slow`: it takes
-    `factor` times as long, for `for_s` or for good; `cut`: its line is down for `for_s`; `price`: an offer's."""
+    `factor` times as long, for `for_s` or for good; `cut`: its line is down for `for_s`; `price`: an offer's, from then
+    on."""
     who: str = "*"
-    """Whom it befalls, `*` and `?` standing for any: `learner`, `coordinator`, `rtx5090-*`; for `price`, offers."""
+    """Workers, `*` and `?` standing for any: `card-3`, `rtx5090-*`; or `learner`, or `coordinator`, which can only be
+    killed. For `price`, offers."""
     most: NonNegative = 0
     """Only so many of them; 0 for all."""
     at_s: NonNegativeFloat | None = None
     """When; or"""
     at_step: Positive | None = None
     """after so many steps."""
-    factor: PositiveFloat = 2.0
+    factor: Factor = 2.0
+    """Of `slow`."""
     for_s: NonNegativeFloat = 0.0
+    """Of `kill`, `slow` and `cut`."""
     usd_per_h: NonNegativeFloat = 0.0
+    """Of `price`."""

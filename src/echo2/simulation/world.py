@@ -132,11 +132,12 @@ class World:
         self.events.emit("killed", program=name)
         if name == COORDINATOR:
             self.pool.invite = None
+        life = self._lives[name]
+        # Cancelled before its line is cut: a task group that fails first swallows a cancellation, before Python 3.13.
+        life.cancel()
         line = self.links.get(name)
         if line is not None:
             line.cut = True
-        life = self._lives[name]
-        life.cancel()
         await asyncio.wait([life])
 
     async def preempt(self, name: str) -> None:
