@@ -36,6 +36,7 @@ def worker_model(config: Config, kind: MachineSection, name: str, *, arrives_s: 
         ),
         group_s=(pace.group_s if kind.group_s is None else kind.group_s) * kind.slowness,
         spread=pace.group_spread if kind.group_spread is None else kind.group_spread,
+        decode_s=kind.decode_s,
         activation_s=kind.activation_s,
         clock_skew_s=kind.clock_skew_s,
         engine=_engine(kind),

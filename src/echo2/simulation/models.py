@@ -48,6 +48,8 @@ class WorkerModel(msgspec.Struct, frozen=True):
     """Median time to generate a group."""
     spread: float = 0.2
     """Log-normal sigma of that time."""
+    decode_s: float = 0.0
+    """From an object that came to weights on its disk, while it generates."""
     activation_s: float = 0.5
     """To switch to a loaded snapshot."""
     clock_skew_s: Skew = 0.0

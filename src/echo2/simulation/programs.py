@@ -118,7 +118,7 @@ def worker(world: World, model: WorkerModel) -> Worker:
     )
     beats = world.random(f"pulse {model.name}")
     pulse = SteadyPulse(options.heartbeat_s, beats) if played else QuietPulse(world.attendance, line, beats)
-    stock = MemoryStock(world.disk, Path("workers") / model.name)
+    stock = MemoryStock(world.disk, Path("workers") / model.name, model.decode_s)
     source: SnapshotSource = DirectLine(line, world.shelf, world.home.up, world.disk, world.flows)
     if world.relays is not None:
         source = Relayed(world.relays, line, stock, world.shelf, world.disk)

@@ -33,6 +33,7 @@ from echo2.provisioning.demand import Cadence, Demand, Times
 from echo2.provisioning.question import Ask, Market, Use
 from echo2.provisioning.ways_out import sentence, ways_out
 from echo2.simulation import coin
+from echo2.simulation.links import LinkModel
 from echo2.simulation.machines import BYTES_PER_S_PER_MBPS, machine_model, mean_group_s, worker_model
 from echo2.simulation.models import LearnerModel, WorkerModel, WorldModel
 from echo2.simulation.pool import MachineModel
@@ -41,6 +42,8 @@ from echo2.simulation.sections import EventSection, OfferSection, WorkersSection
 
 S = TypeVar("S", bound=Section)
 
+LEARNER_BYTES_PER_S = 1.25e9
+"""Learner and coordinator stand side by side."""
 _PLENTY = 1000
 """A pool so many times as fast as the learner is as good as any."""
 _ARRAYS = ("workers", "offers", "events")
@@ -65,6 +68,7 @@ class Scenario(msgspec.Struct, frozen=True):
                 snapshot_s=world.snapshot_s,
                 snapshot_bytes=float(pace.snapshot_bytes),
             ),
+            learner_link=LinkModel(latency_s=world.learner_latency_s, bytes_per_s=LEARNER_BYTES_PER_S),
             uplink_bytes_per_s=world.uplink_mbps * BYTES_PER_S_PER_MBPS,
             delta_bytes=world.delta_share * pace.snapshot_bytes,
             relays=world.relays,

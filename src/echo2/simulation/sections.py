@@ -35,6 +35,8 @@ class WorldSection(Section):
     """Another seed, another run of the same scenario."""
     uplink_mbps: PositiveFloat = 1000.0
     """B_0: the coordinator's line, shared by all transfers from it."""
+    learner_latency_s: NonNegativeFloat = 0.001
+    """One way between learner and coordinator."""
     checkpoint_s: NonNegativeFloat = 1.0
     """The learner's checkpoint, before a version is published."""
     snapshot_s: NonNegativeFloat = 0.5
@@ -87,6 +89,8 @@ class MachineSection(Section):
     """Mean."""
     slow_spell_factor: Factor = 3.0
     """Factor on its times then."""
+    decode_s: NonNegativeFloat = 0.0
+    """From an object that came to weights on its disk; it generates meanwhile."""
     activation_s: NonNegativeFloat = 0.5
     """To switch to a snapshot that is there."""
     down_mbps: PositiveFloat = 100.0

@@ -106,9 +106,11 @@ class ModelledPacker:
 class MemoryStock:
     """``ports.SnapshotStock``, on a disk that survives the worker."""
 
-    def __init__(self, disk: MemoryDisk, folder: Path) -> None:
+    def __init__(self, disk: MemoryDisk, folder: Path, decode_s: float = 0.0) -> None:
+        """decode_s: time that every object takes."""
         self._disk = disk
         self._folder = folder
+        self._decode_s = decode_s
         self._manifests = disk.stocks.setdefault(folder, {})
 
     def held(self) -> tuple[Policy, ...]:
@@ -125,6 +127,8 @@ class MemoryStock:
             if base is None or base.decoded_root != manifest.base_root:
                 raise IntegrityError(f"the delta to {manifest.policy} applies to {manifest.base}, which is not held")
         check_decoded(manifest, data)
+        if self._decode_s:
+            await asyncio.sleep(self._decode_s)
         self._manifests[manifest.policy] = manifest
 
     def roots(self) -> Collection[str]:
