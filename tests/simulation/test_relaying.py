@@ -85,10 +85,11 @@ def test_children_of_a_relay_that_dies_are_fed_by_others(relays: Literal["planne
         await asyncio.sleep(5.0)
         world.start("w00")
 
-    made = run(relays, 8, steps=5, scenario=kill_in_mid_transfer)
+    made = run(relays, 8, steps=5, uplink=12.5e6, scenario=kill_in_mid_transfer)
     newest = [event for event in made.events if event["kind"] == "installed" and event["policy"] == "0.4"]
     assert {event["who"] for event in newest} >= {f"w{number:02}" for number in range(1, 8)}
     assert made.metrics[-1].step == 4
+    assert made.metrics[-1].reparentings > 0
 
 
 @pytest.mark.parametrize("relays", ["planned", "nodes"])
