@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from matplotlib.axes import Axes
-
 from experiments import common
+from matplotlib.axes import Axes
 
 HERE = Path(__file__).parent
 SCENARIO = common.scenario(HERE, "simulated.toml")

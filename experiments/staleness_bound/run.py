@@ -1,9 +1,9 @@
 """The paper's appendix A: how stale data is, batch by batch, against S and against equations (7) and (12).
 
-``python experiments/staleness_bound/run.py`` plays the scenario beside this file over a grid of S, kappa, T_bcast, spreads
-of all times, capacity and faults. S must hold in every batch. (7) and (12) are plans: each batch that was older than one
-of them, at the times measured when it was trained on, is counted under its cause. Results go to ``results.json`` and
-``staleness.svg``.
+``python experiments/staleness_bound/run.py`` plays the scenario beside this file over a grid of S, kappa, T_bcast,
+spreads of all times, capacity and faults. S must hold in every batch. (7) and (12) are plans: each batch that was older
+than one of them, at the times measured when it was trained on, is counted under its cause. Results go to
+``results.json`` and ``staleness.svg``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from experiments import common
 from matplotlib.axes import Axes
 
 from echo2.metrics import StepMetrics
 from echo2.provisioning.capacity import mu_min_overlapped, overlap_holds, staleness_bound
 from echo2.simulation.play import Played
-from experiments import common
 
 HERE = Path(__file__).parent
 SCENARIO = common.scenario(HERE)
@@ -81,7 +81,7 @@ def row(case: Case) -> dict[str, Any]:
         },
     )
     seen = done.outcome
-    assert seen.staleness is not None and seen.t_bcast_s is not None, "something was published and trained on"
+    assert seen.t_bcast_s is not None, "something was published"
     return {
         **case._asdict(),
         "workers": workers(case),
@@ -90,7 +90,7 @@ def row(case: Case) -> dict[str, Any]:
         "batches": seen.steps,
         "staleness_mean": statistics.fmean(line.staleness_mean for line in done.run.metrics[WARM_UP:]),
         "staleness_mean_least": least_mean(case),
-        "staleness_max": seen.staleness.max,
+        "staleness_max": max(line.staleness_max for line in done.run.metrics),
         "expired_share": seen.expired / seen.generated,
         "above_7": excesses(case, done, "staleness_bound"),
         "above_12": excesses(case, done, "staleness_bound_tight"),
@@ -140,11 +140,13 @@ def cause(case: Case, done: Played, line: StepMetrics, bound: str) -> str:
     if bound == "staleness_bound_tight" and not overlap_holds(**times):
         return "(12) presumes (1), which did not hold"
     with_generation = staleness_bound(**{**times, "t_bcast_s": times["t_bcast_s"] + T_GEN_S})
-    return "T_gen is left out" if line.staleness_max <= with_generation else "spread of times"
+    if line.staleness_max <= with_generation:
+        return "T_gen is left out"
+    return "left behind by freshest-first" if case.order == "freshest" else "spread of times"
 
 
 def fresh_rows(done: Played, step: int, version: int, formed_s: float) -> int:
-    """Trajectories of this version or a newer one that were delivered and not yet trained on as the batch was formed."""
+    """Trajectories of this version or a newer one that lay untrained in the buffer as the batch was formed."""
     sampled: dict[str, int] = {}
     delivered = 0
     for event in done.run.events:
