@@ -76,7 +76,7 @@ def required_workers(generation: str, staleness_budget: int) -> float:
         needed_per_s = mu_min(**times)
     else:
         needed_per_s = mu_min_overlapped(**times, t_gen_s=t_gen_s, staleness_budget=staleness_budget)
-    return needed_per_s * t_gen_s / rollout["group_size"]
+    return float(needed_per_s * t_gen_s / rollout["group_size"])
 
 
 def curve(generation: str, staleness_budget: int) -> list[dict[str, Any]]:

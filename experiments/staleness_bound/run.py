@@ -27,8 +27,8 @@ from echo2.simulation.play import Played
 
 HERE = Path(__file__).parent
 SCENARIO = common.scenario(HERE)
-T_TRAIN_S = SCENARIO["rehearsal"]["train_s"]
-T_GEN_S = SCENARIO["rehearsal"]["group_s"]
+T_TRAIN_S: float = SCENARIO["rehearsal"]["train_s"]
+T_GEN_S: float = SCENARIO["rehearsal"]["group_s"]
 ROWS_PER_STEP, GROUP = (SCENARIO["rollout"][key] for key in ("rollouts_per_step", "group_size"))
 WARM_UP = SCENARIO["world"]["warm_up_steps"]
 CADENCES = ((3, 2), (4, 2), (4, 3), (6, 2), (6, 5))
@@ -103,12 +103,12 @@ def workers(case: Case) -> int:
         t_train_s=T_TRAIN_S, t_bcast_s=case.t_bcast * T_TRAIN_S, t_gen_s=T_GEN_S, rollouts_per_step=ROWS_PER_STEP,
         staleness_budget=case.staleness_budget, publish_period=case.publish_period,
     )  # fmt: skip
-    return round(case.capacity * needed_per_s * T_GEN_S / GROUP)
+    return round(case.capacity * needed_per_s * T_GEN_S / int(GROUP))
 
 
 def least_mean(case: Case) -> float:
     """Of batches that are each made of the newest version that any batch could be made of by then."""
-    first_age = max(1, math.ceil(case.t_bcast + T_GEN_S / T_TRAIN_S))
+    first_age: int = max(1, math.ceil(case.t_bcast + T_GEN_S / T_TRAIN_S))
     return first_age + (case.publish_period - 1) / 2
 
 
@@ -131,10 +131,11 @@ def cause(case: Case, done: Played, line: StepMetrics, bound: str) -> str:
         "t_train_s": T_TRAIN_S, "t_bcast_s": line.t_bcast_s or 0.0, "publish_period": case.publish_period,
         "rollouts_per_step": ROWS_PER_STEP, "mu_pool_per_s": line.mu_pool_per_s,
     }  # fmt: skip
-    formed_s = next(e["at_s"] for e in done.run.events if e["kind"] == "batch" and e["step"] == line.step)
+    events: list[dict[str, Any]] = done.run.events
+    formed_s = next(e["at_s"] for e in events if e["kind"] == "batch" and e["step"] == line.step)
     if fresh_rows(done, line.step, line.step - int(getattr(line, bound)), formed_s) >= ROWS_PER_STEP:
         return "queue: fresh ones were there, but the oldest go first"
-    faults_s = [e["at_s"] for e in done.run.events if e["kind"] in ("killed", "cut_off")]
+    faults_s = [e["at_s"] for e in events if e["kind"] in ("killed", "cut_off")]
     if any(0 <= formed_s - at_s <= 2 * case.publish_period * T_TRAIN_S for at_s in faults_s):
         return "fault within two publish periods"
     if bound == "staleness_bound_tight" and not overlap_holds(**times):
@@ -149,7 +150,8 @@ def fresh_rows(done: Played, step: int, version: int, formed_s: float) -> int:
     """Trajectories of this version or a newer one that lay untrained in the buffer as the batch was formed."""
     sampled: dict[str, int] = {}
     delivered = 0
-    for event in done.run.events:
+    events: list[dict[str, Any]] = done.run.events
+    for event in events:
         if event["at_s"] >= formed_s:
             break
         if event["kind"] == "lease":
