@@ -149,6 +149,19 @@ def test_a_released_worker_finishes_what_it_has_and_those_behind_it_do_not_wait(
     run_virtual(main())
 
 
+def test_what_a_stopped_machine_held_is_handed_out_again_at_once() -> None:
+    async def main() -> None:
+        made, run = await provided()
+        await desks.attach(made)
+        worker, other = await joined(made, "rented-1"), await joined(made, "rented-2")
+        grant = await desks.leased(made, worker)
+        run.returned("rented-1")
+        again = await desks.leased(made, other)
+        assert (again.group_id, again.lease_id != grant.lease_id) == (grant.group_id, True)
+
+    run_virtual(main())
+
+
 def test_what_machines_cost_while_the_coordinator_was_away_is_owed() -> None:
     async def main() -> None:
         store = MemoryStore(0.0)

@@ -126,6 +126,23 @@ def test_a_released_machine_drains_and_is_then_stopped(drain_s: float, waits_s: 
     assert bool(events.kinds("drain_timed_out")) == (drain_s > DRAIN_S)
 
 
+def test_a_released_machine_may_finish_a_group_that_takes_long() -> None:
+    pool = ScriptedPool("one", CLOCK, offer("cheap", 0.5, 0.3, count=4), offer("dear", 2.0, 0.3, count=8))
+    run = ScriptedRun(CLOCK, pool, t_train_s=50.0)
+    run.drain_s, run.group_s = 500.0, 600.0
+
+    async def script() -> None:
+        await asyncio.sleep(300.0)
+        run.t_train_s = 100.0
+        await asyncio.sleep(180.0 + DRAIN_S + 100.0)
+        assert pool.stopped == []
+        await asyncio.sleep(400.0)
+        assert len(pool.stopped) == 4
+
+    events = driven(run, script)
+    assert not events.kinds("drain_timed_out")
+
+
 def test_a_spent_budget_ends_the_run_in_order() -> None:
     pool = ScriptedPool("one", CLOCK, offer("c", 1.0, 0.3))
     run = ScriptedRun(CLOCK, pool)

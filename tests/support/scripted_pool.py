@@ -71,6 +71,7 @@ class ScriptedRun:
         self.dead: set[str] = set()
         self.drained: list[str] = []
         self.drain_s = 5.0
+        self.group_s = 0.0
         self.news = Wakeup()
 
     def observe(self, handles: Sequence[Handle], listings: Sequence[Listing]) -> Observation:

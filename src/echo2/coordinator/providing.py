@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from echo2.config.root import Config
-from echo2.coordinator.fleet import WorkerRecord
+from echo2.coordinator.fleet import OVERDUE_FACTOR, WorkerRecord
 from echo2.coordinator.hall import Hall
 from echo2.coordinator.wakeup import Wakeup
 from echo2.provisioning.controller import State
@@ -67,6 +67,11 @@ class Provided:
     @property
     def over(self) -> bool:
         return self._done.is_set()
+
+    @property
+    def group_s(self) -> float:
+        usual_s = self._books.fleet.usual_lease_s()
+        return 0.0 if usual_s is None else min(OVERDUE_FACTOR * usual_s, self._books.config.coordinator.lease_max_s)
 
     def observe(self, handles: Sequence[Handle], listings: Sequence[Listing]) -> Observation:
         now, books = self._hall.clock.monotonic(), self._books
@@ -140,6 +145,11 @@ class Provided:
         now = self._hall.clock.monotonic()
         self._books.bill = self._books.bill.release(machine_id, now)
         self._billed.discard(machine_id)
+        worker = self._books.fleet.on(machine_id)
+        if worker is not None and worker.active:
+            # Nobody is there any more: what it held is handed out again now, not after a silence.
+            self._hall.workers.leave(worker.worker_id, now)
+            self._hall.pump()
         self._books.account(now)
         there = {pool: tuple(h for h in of if h.machine_id != machine_id) for pool, of in self._past.handles.items()}
         self.remember(Past(self._past.state, there))

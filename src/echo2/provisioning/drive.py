@@ -11,8 +11,8 @@ Loops, all in one task group:
               produce decisions, lines of ``events.jsonl``, and the tasks below
     start     (one task per ordered machine) consumes an order; waits at most ``Rules.start_s`` for the pool; produces a
               handle, or a machine that failed
-    release   (one task per machine) consumes a release, or a machine that is gone; waits at most ``DRAIN_S`` for the
-              worker to leave; produces a stopped machine
+    release   (one task per machine) consumes a release, or a machine that is gone; waits for the worker to leave, at
+              most ``DRAIN_S`` or as long as a group takes; produces a stopped machine
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from echo2.provisioning.rules import Rules
 LIST_S = 30.0
 """A pool that takes longer to say what it has is looked at again next time."""
 DRAIN_S = 60.0
-"""A released worker has so long to submit what it holds and leave."""
+"""A released worker has so long at least to submit what it holds and leave."""
 STOP_S = 60.0
 STOP_TRIES = 5
 """A machine that could not be stopped after so many tries is named to people, who must look at the provider."""
@@ -57,6 +57,11 @@ class Run(Protocol):
     @property
     def over(self) -> bool:
         """Nothing is needed any more."""
+        ...
+
+    @property
+    def group_s(self) -> float:
+        """A group that was begun is usually over after so long."""
         ...
 
     def observe(self, handles: Sequence[Handle], listings: Sequence[Listing]) -> Observation:
@@ -213,11 +218,11 @@ class _Shell:
 
     async def _release(self, name: str, *, drains: bool) -> None:
         try:
-            async with asyncio.timeout(DRAIN_S):
+            async with asyncio.timeout(patience_s := max(DRAIN_S, self.run.group_s)):
                 if drains:
                     await self.run.drain(name)
         except TimeoutError:
-            self.events.emit("drain_timed_out", machine=name, waited_s=DRAIN_S)
+            self.events.emit("drain_timed_out", machine=name, waited_s=patience_s)
         await self._stop(name)
         self._releasing.discard(name)
 
