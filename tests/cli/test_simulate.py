@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,12 @@ import pytest
 import tomlkit
 from scenarios import DISTURBED, SMALL, tables
 
+from echo2.config.sections import Section
 from echo2.data.buffer import Buffer
 from echo2.report.folder import read_run
+from echo2.simulation.outcome import Outcome
+from echo2.simulation.scenario import build_scenario, read_scenario
+from echo2.simulation.sections import EventSection, OfferSection, WorkersSection, WorldSection
 
 from .conftest import Echo2
 
@@ -191,7 +197,9 @@ def test_a_place_that_is_taken_or_none_is_refused_before_anything_is_played(
 def test_an_overlap_that_no_pool_can_reach_is_refused_and_played_anyway(echo2: Echo2, small: Path) -> None:
     slow_line = ("--set", "world.uplink_mbps=1", "--set", "world.delta_share=1", "--set", "run.steps=4")
     told = refused(echo2, small, *slow_line)
-    assert told.startswith("no pool can keep the learner of this scenario busy: T_bcast must be at most kappa * T_train")
+    assert told.startswith(
+        "no pool can keep the learner of this scenario busy: T_bcast must be at most kappa * T_train"
+    )
     assert "bring T_bcast down to" in told
     assert told.endswith("--anyway plays it all the same")
     done = echo2("simulate", small, *slow_line, "--anyway", "--json")
@@ -269,6 +277,38 @@ def test_the_market_of_the_paper_is_playable(echo2: Echo2) -> None:
 def test_the_help_says_where_to_read_on(echo2: Echo2) -> None:
     assert "docs/simulation.md" in echo2("simulate", "--help").out
     assert (ROOT / "docs" / "simulation.md").is_file()
+
+
+MODELS = (WorldSection, WorkersSection, OfferSection, EventSection)
+PAGE = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_the_page_mentions_every_key(model: type[Section]) -> None:
+    assert [key for key in model.model_fields if f"`{key}`" not in PAGE] == []
+
+
+def test_the_page_mentions_every_field_of_the_outcome() -> None:
+    fields = [*Outcome.__struct_fields__, "scenario", "seed", "warnings"]
+    assert [field for field in fields if f"`{field}`" not in PAGE] == []
+
+
+def test_the_pages_scenario_is_one(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("")
+    (shown,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    made = build_scenario(tomllib.loads(shown), base=tmp_path)
+    assert (len(made.worker_models()), len(made.offers), len(made.events)) == (3, 1, 1)
+
+
+@pytest.mark.parametrize("base", [SMALL, DISTURBED], ids=["small", "disturbed"])
+def test_the_printed_scenario_is_whole_and_is_the_same(echo2: Echo2, tmp_path: Path, base: dict[str, Any]) -> None:
+    path = written(tmp_path / "scenario.toml", base)
+    printed = echo2("simulate", path, "--print-scenario", "--set", "world.seed=9")
+    assert (printed.code, printed.err) == (0, "")
+    assert "# B_0: the coordinator's line, shared by all transfers from it." in printed.out
+    again = build_scenario(tomllib.loads(printed.out), name="scenario")
+    assert again == read_scenario(path, ["world.seed=9"])
+    assert echo2("simulate", path, "--print-scenario", "--json").json["world"]["seed"] == 0
 
 
 def test_numbers_of_json_are_json(echo2: Echo2, small: Path) -> None:

@@ -65,7 +65,8 @@ def test_snapshots_come_whichever_way_they_are_sent(relays: str) -> None:
 def test_engines_that_pause_while_a_snapshot_travels_cost_time() -> None:
     slow: dict[str, Any] = {"rehearsal": {"snapshot_bytes": 200_000_000}, "world": {"delta_share": 1.0}}
     goes_on, pauses = (  # one worker, which is the bottleneck
-        play(scenario(f"world.generation={how}", "workers.0.count=1", **slow)).outcome.virtual_s for how in ("continues", "pauses")
+        play(scenario(f"world.generation={how}", "workers.0.count=1", **slow)).outcome.virtual_s
+        for how in ("continues", "pauses")
     )
     assert pauses > goes_on
 
@@ -85,7 +86,9 @@ def test_a_learner_that_is_rolled_back_counts_its_steps_once() -> None:
 
 
 def test_a_horizon_that_is_too_short_ends_with_what_to_raise() -> None:
-    with pytest.raises(Deadlock, match=r"within world.horizon_h = 0.02 h, and 1 of 8 steps were trained by then") as told:
+    with pytest.raises(
+        Deadlock, match=r"within world.horizon_h = 0.02 h, and 1 of 8 steps were trained by then"
+    ) as told:
         play(scenario("world.horizon_h=0.02"))
     assert isinstance(told.value.__cause__, Overdue), "which lists who waits for what"
     assert "\n" not in str(told.value)
@@ -96,7 +99,7 @@ def test_a_deadlock_ends_with_a_sentence_of_one_line(monkeypatch: pytest.MonkeyP
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(World, "run", nobody_ever)
-    with pytest.raises(Deadlock, match="nothing can happen any more at 0.000 s.*ECHO2_DEBUG=1 lists who waits") as told:
+    with pytest.raises(Deadlock, match=r"nothing can happen any more.*ECHO2_DEBUG=1 lists who waits") as told:
         play(scenario())
     assert "\n" not in str(told.value)
 

@@ -123,10 +123,27 @@ def test_events_that_came_to_nothing_are_told() -> None:
     played = told(
         {"what": "kill", "who": "card-*", "at_s": 1e6, "for_s": 1.0},
         {"what": "kill", "who": "card-3", "at_s": 10.0, "for_s": 1.0},
+        {"what": "preempt", "who": "card-1", "at_step": 30},
         workers=[{"name": "card", "count": 3, "arrives_s": 0.0, "arrives_every_s": 20.0}],
     )
     assert played.missed == [
         "events.0 (kill card-* at 1e+06 s) did not happen: the run was over",
         "events.1 (kill card-3) befell nobody: none of them was there then",
+        "events.2 (preempt card-1 after step 30) did not happen: the run was over",
     ]
     assert told().missed == []
+
+
+def test_a_worker_that_is_dead_is_leased_nothing() -> None:
+    """What its last life asked for went with its connection."""
+    kills = [{"what": "kill", "who": "*", "at_s": 20.0 + 25.0 * k, "for_s": 5.0} for k in range(8)]
+    played = told(*kills, run={"mode": "sync"})
+    alive: dict[str, bool] = {}
+    for event in played.run.events:
+        if event["kind"] == "killed":
+            alive[event["program"]] = False
+        elif event["kind"] == "joined":
+            alive[event["who"]] = True
+        elif event["kind"] == "lease":
+            assert alive[event["worker"]], event
+    assert kinds(played, "lease_lost")

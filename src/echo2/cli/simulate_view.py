@@ -66,7 +66,9 @@ def _histogram(counts: dict[str, int], plain: bool) -> str:
     """Trajectories by age; what belongs together is not broken."""
     most = max(counts.values())
     bars = "" if plain else _BLOCKS
-    return "  ".join(f"{age}:{bars and bars[max(1, round(8 * count / most))]}{count:,}" for age, count in counts.items())
+    return "  ".join(
+        f"{age}:{bars and bars[max(1, round(8 * count / most))]}{count:,}" for age, count in counts.items()
+    )
 
 
 def _changes(outcome: Outcome) -> str:

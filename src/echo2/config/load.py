@@ -73,7 +73,9 @@ def read_tables(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"the configuration {path} must be a readable file, but: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # a NUL in the name; tables in tables without end
-        raise ConfigError(f"the configuration must be a file's name and hold TOML, got {str(path)!r}: {error}") from None
+        raise ConfigError(
+            f"the configuration must be a file's name and hold TOML, got {str(path)!r}: {error}"
+        ) from None
 
 
 def _copy(value: Any) -> Any:

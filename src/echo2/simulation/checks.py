@@ -1,7 +1,7 @@
 """What every simulated run must have kept, whatever befell it; looked at after each, from what the run wrote itself.
 
-Invariant: pure; the first promise that is broken is told with its step and numbers, so that a fault of the programs ends
-a simulation instead of colouring its figures.
+Invariant: pure; the first promise that is broken is told with its step and numbers, so that a fault of the programs
+ends a simulation instead of colouring its figures.
 
     I1   no batch holds a trajectory older than S
     I3   the counts add up in every line and never retreat; a step trains on rows that no step has trained on before

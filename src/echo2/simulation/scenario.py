@@ -24,8 +24,9 @@ import msgspec
 from echo2.config.load import build_config, check_table, read_tables
 from echo2.config.override import apply_override, parse_overrides
 from echo2.config.places import resolve_places
+from echo2.config.render import render_sections
 from echo2.config.root import Config
-from echo2.config.schema import POOLS, SECTIONS, unknown_key
+from echo2.config.schema import LISTS, POOLS, SECTIONS, unknown_key
 from echo2.config.sections import Section
 from echo2.errors import ConfigError
 from echo2.provisioning.capacity import Infeasible
@@ -42,7 +43,7 @@ S = TypeVar("S", bound=Section)
 
 _PLENTY = 1000
 """A pool so many times as fast as the learner is as good as any."""
-_ARRAYS = ("workers", "offers", "events")
+_ARRAYS: Mapping[str, type[Section]] = {"workers": WorkersSection, "offers": OfferSection, "events": EventSection}
 _SCRIPTED = {"rollout": {"engine": "scripted"}, "learning": {"learner": "scripted"}}
 
 
@@ -113,6 +114,13 @@ class Scenario(msgspec.Struct, frozen=True):
         return ""
 
 
+def render_scenario(scenario: Scenario) -> str:
+    """Every key with its value, below its meaning; read again, it is the same scenario."""
+    arrays = {"workers": scenario.workers, "offers": scenario.offers, "events": scenario.events}
+    config = {name: getattr(scenario.config, name) for name in SECTIONS if name not in (POOLS, "workers")}
+    return render_sections({**config, "world": scenario.world, **arrays}, {**LISTS, **_ARRAYS})
+
+
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +137,10 @@ def build_scenario(
     below, own = _base_tables(tables.get("config"), base), deepcopy({k: v for k, v in tables.items() if k != "config"})
     resolve_places(own, base)
     # A run's [workers] are those of its machine; here they are machines of the world.
-    wide, settings = _merged({key: value for key, value in below.items() if key != "workers"}, own), below.get("workers")
+    wide, settings = (
+        _merged({key: value for key, value in below.items() if key != "workers"}, own),
+        below.get("workers"),
+    )
     wide |= {key: [] for key in _ARRAYS if key not in wide}
     parsed, faults = parse_overrides(overrides)
     faults += [fault for override in parsed if (fault := apply_override(wide, override))]

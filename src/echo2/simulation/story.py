@@ -1,7 +1,7 @@
 """The events of a scenario, brought upon a world.
 
-Invariant: what befalls a program that is dead already, or a machine that is gone, changes nothing; events that never came
-to pass are told. Patterns stand for workers alone: learner and coordinator are meant only by their names.
+Invariant: what befalls a program that is dead already, or a machine that is gone, changes nothing; events that never
+came to pass are told. Patterns stand for workers alone: learner and coordinator are meant only by their names.
 """
 
 from __future__ import annotations
