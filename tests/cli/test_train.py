@@ -10,7 +10,7 @@ from echo2.config.load import build_config
 from .conftest import Echo2
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("**/*.toml"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("**/*.toml") if path.parent.name != "simulate")
 
 
 @pytest.fixture

@@ -28,12 +28,18 @@ def simulate(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Simulate also what no pool can keep busy, and say so.")
     ] = False,
+    print_scenario: Annotated[
+        bool, typer.Option("--print-scenario", help="Print the whole scenario, every key with its meaning, and exit.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Play a run in virtual time: bubble, staleness, cost and dissemination of fleets that nobody paid for yet."""
     from echo2.simulation.scenario import read_scenario
 
     scenario = read_scenario(path, [*(overrides or []), *([] if seed is None else [f"world.seed={seed}"])])
+    if print_scenario:
+        _print(scenario, as_json)
+        return
     warnings = _checked(scenario, out, anyway=anyway)
     played = _played(scenario)
     warnings += played.missed
@@ -43,6 +49,18 @@ def simulate(
         print_json(_facts(scenario, played, warnings))
     else:
         _show(scenario, played, warnings, out)
+
+
+def _print(scenario: Scenario, as_json: bool) -> None:
+    import tomllib
+
+    from echo2.simulation.scenario import render_scenario
+
+    text = render_scenario(scenario)
+    if as_json:
+        print_json(tomllib.loads(text))
+    else:
+        print(text, end="")
 
 
 def _checked(scenario: Scenario, out: Path | None, *, anyway: bool) -> list[str]:

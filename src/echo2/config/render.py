@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tomlkit
@@ -21,29 +22,33 @@ from echo2.config.sections import Section
 
 def render_config(config: Config) -> str:
     """Every key with its value, below its meaning as a comment."""
+    return render_sections({name: getattr(config, name) for name in SECTIONS}, LISTS)
+
+
+def render_sections(sections: Mapping[str, Section | Sequence[Section]], arrays: Mapping[str, type[Section]]) -> str:
+    """The same for any tables; arrays: what each table of an array is."""
     document = tomlkit.document()
-    for name in SECTIONS:
-        value = getattr(config, name)
-        if name in LISTS:
+    for name, value in sections.items():
+        if isinstance(value, Section):
+            document.add(name, _table(value))
+        elif value:
             tables = tomlkit.aot()
             for part in value:
                 tables.append(_table(part))
-            if value:
-                document.add(name, tables)
-            else:
-                _add_outline(document, name)
+            document.add(name, tables)
         else:
-            document.add(name, _table(value))
+            _add_outline(document, name, arrays[name])
     return tomlkit.dumps(document)
 
 
-def _add_outline(document: TOMLDocument, name: str) -> None:
+def _add_outline(document: TOMLDocument, name: str, model: type[Section]) -> None:
     """What a table of an array would hold that has none, as a comment."""
     document.add(tomlkit.comment(f"[[{name}]]"))
-    for key, field in LISTS[name].model_fields.items():
+    for key, field in model.model_fields.items():
         for line in (field.description or "").splitlines():
             document.add(tomlkit.comment(f"# {line}"))
-        default = "…" if field.is_required() else _item(field.default).as_string()
+        unset = field.is_required() or field.default is None
+        default = "…" if unset else _item(field.default).as_string()
         document.add(tomlkit.comment(f"{key} = {default}"))
     document.add(tomlkit.nl())
 
@@ -55,7 +60,10 @@ def _table(section: Section) -> Table:
         if field.description:
             for line in field.description.splitlines():
                 table.add(tomlkit.comment(line))
-        table.add(key, _item(value))
+        if value is None:
+            table.add(tomlkit.comment(f"{key} = …"))
+        else:
+            table.add(key, _item(value))
     return table
 
 

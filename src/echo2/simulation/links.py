@@ -1,8 +1,8 @@
 """Lines between programs, with latency, bandwidth, loss and outages.
 
 Invariant: a request that a live coordinator received is handled there to the end, whatever becomes of the line, as over
-HTTP; a reply may be lost after it took effect, so retries meet their own traces (field report D08). Objects take other
-ways (``sources``, ``relaying``), over the same lines.
+HTTP, unless its client dies; a reply may be lost after it took effect, so retries meet their own traces (field report
+D08). Objects take other ways (``sources``, ``relaying``), over the same lines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Desk:
     def __init__(self) -> None:
         self._handler: Handler | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._under_way: dict[asyncio.Future[Reply], asyncio.Task[None]] = {}
+        self._under_way: dict[asyncio.Future[Reply], tuple[str, asyncio.Task[None]]] = {}
+        """What is being handled, and of whom."""
         self.watchers: list[Callable[[], None]] = []
         """Called when a life ends."""
 
@@ -61,7 +62,7 @@ class Desk:
             async with asyncio.TaskGroup() as tasks:
                 self._handler, self._tasks = handler, tasks
                 await until.wait()
-                for task in self._under_way.values():
+                for _, task in self._under_way.values():
                     task.cancel()
         finally:
             self._handler = self._tasks = None
@@ -76,9 +77,15 @@ class Desk:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         name = f"handle {type(request).__name__} of {principal.peer_id}"
         task = self._tasks.create_task(_answer(self._handler, principal, request, answer), name=name)
-        self._under_way[answer] = task
+        self._under_way[answer] = (principal.peer_id, task)
         task.add_done_callback(lambda _: self._under_way.pop(answer, None))
         return await answer
+
+    def hang_up(self, peer_id: str) -> None:
+        """Its process died, and its connections with it: a lease must not be granted to a closed socket."""
+        for peer, task in list(self._under_way.values()):
+            if peer == peer_id:
+                task.cancel()
 
 
 async def _answer(handler: Handler, principal: Principal, request: Request, answer: asyncio.Future[Reply]) -> None:

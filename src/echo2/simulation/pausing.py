@@ -1,7 +1,8 @@
 """An engine that stands still while a snapshot is on its way, as the paper's equation (2) assumes.
 
 Invariant: between a publish and the moment the worker has it, no generation gets on; each that runs takes so much
-longer. The product's engines go on, which is (2′): this is for comparing the two.
+longer. Only while a policy is activated they get on all the same, since an activation waits for them. The product's
+engines go on throughout, which is (2′): this is for comparing the two.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+from echo2.rollout.engine import ActivationMode
 from echo2.rollout.engines.scripted import Script, ScriptedEngine
 from echo2.types import Policy
 
@@ -21,6 +23,7 @@ class PausingEngine(ScriptedEngine):
         self._newest: Policy | None = None
         """Published."""
         self._here: Policy | None = None
+        self._is_switching = False
         self._changed_course = asyncio.Event()
         """Replaced at each change between standing still and working."""
 
@@ -33,9 +36,19 @@ class PausingEngine(ScriptedEngine):
         self._here = policy
         self._note()
 
+    async def activate(self, policy: Policy, mode: ActivationMode = ActivationMode.DRAIN) -> None:
+        self._is_switching = True
+        self._note()
+        try:
+            await super().activate(policy, mode)
+        finally:
+            self._is_switching = False
+            self._note()
+
     @property
     def _stands_still(self) -> bool:
-        return self._here is not None and self._newest is not None and self._newest > self._here
+        behind = self._here is not None and self._newest is not None and self._newest > self._here
+        return behind and not self._is_switching
 
     def _note(self) -> None:
         self._changed_course.set()

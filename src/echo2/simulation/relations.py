@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from echo2.config.root import Config
+from echo2.config.sections import Section
 from echo2.simulation.programs import COORDINATOR, LEARNER
 from echo2.simulation.sections import EventSection, MachineSection, OfferSection, WorkersSection
 
@@ -45,7 +46,7 @@ def broken_relations(
         *_kinds(machines),
         *_offers(config, offers),
         *_arrivals(workers),
-        *(fault for index, event in enumerate(events) for fault in _event(f"events.{index}", event, config)),
+        *(fault for index, event in enumerate(events) for fault in _event(f"events.{index}", event)),
         *(fault for index, event in enumerate(events) for fault in _befallen(index, event, workers, offers)),
     ]
 
@@ -77,7 +78,7 @@ def _paces(config: Config, machines: Machines) -> Iterator[str]:
 
 def _kinds(machines: Machines) -> Iterator[str]:
     for kind in machines:
-        unread = kind.model_fields_set.intersection(_OF_GROUPS if kind.tokens_per_s else _OF_TOKENS)
+        unread = _given(kind).intersection(_OF_GROUPS if kind.tokens_per_s else _OF_TOKENS)
         if unread:
             names = ", ".join(sorted(unread))
             why = "works out a group's time from tokens_per_s" if kind.tokens_per_s else "has no tokens_per_s"
@@ -101,13 +102,11 @@ def _arrivals(workers: Sequence[WorkersSection]) -> Iterator[str]:
             yield f"{kind.name} is one worker, so nothing reads its arrives_every_s: set count, or give arrives_s"
 
 
-def _event(name: str, event: EventSection, config: Config) -> Iterator[str]:
+def _event(name: str, event: EventSection) -> Iterator[str]:
     if (event.at_s is None) == (event.at_step is None):
         got = "neither" if event.at_s is None else "both"
         yield f"{name} must have one of at_s and at_step, got {got}"
-    if event.at_step is not None and event.at_step >= config.run.steps:
-        yield f"{name}.at_step must be less than run.steps, got {event.at_step} of {config.run.steps}"
-    unread = (event.model_fields_set & _ONLY_SOME) - _READ_BY[event.what]
+    unread = (_given(event) & _ONLY_SOME) - _READ_BY[event.what]
     if unread:
         yield f'{name} must not have {", ".join(sorted(unread))}: what = "{event.what}" does not read it'
     if event.what == "price" and not event.usd_per_h:
@@ -134,6 +133,12 @@ def _befallen(
     if (workers or offers) and not any(fnmatchcase(one, event.who) for one in names):
         kinds = [f"{kind.name}-1" for kind in (*workers, *offers)]
         yield f'{name}.who must match "learner", "coordinator" or a worker, got "{event.who}"; {_there_are(kinds)} …'
+
+
+def _given(section: Section) -> set[str]:
+    """Keys that differ from their defaults."""
+    fields = type(section).model_fields
+    return {key for key in section.model_fields_set if getattr(section, key) != fields[key].default}
 
 
 def _there_are(names: Sequence[str]) -> str:

@@ -24,8 +24,9 @@ import msgspec
 from echo2.config.load import build_config, check_table, read_tables
 from echo2.config.override import apply_override, parse_overrides
 from echo2.config.places import resolve_places
+from echo2.config.render import render_sections
 from echo2.config.root import Config
-from echo2.config.schema import POOLS, SECTIONS, unknown_key
+from echo2.config.schema import LISTS, POOLS, SECTIONS, unknown_key
 from echo2.config.sections import Section
 from echo2.errors import ConfigError
 from echo2.provisioning.capacity import Infeasible
@@ -46,7 +47,7 @@ LEARNER_BYTES_PER_S = 1.25e9
 """Learner and coordinator stand side by side."""
 _PLENTY = 1000
 """A pool so many times as fast as the learner is as good as any."""
-_ARRAYS = ("workers", "offers", "events")
+_ARRAYS: Mapping[str, type[Section]] = {"workers": WorkersSection, "offers": OfferSection, "events": EventSection}
 _SCRIPTED = {"rollout": {"engine": "scripted"}, "learning": {"learner": "scripted"}}
 
 
@@ -116,6 +117,13 @@ class Scenario(msgspec.Struct, frozen=True):
             plenty = Use(_PLENTY * config.rollout.rollouts_per_step / config.rehearsal.train_s)
             return sentence(error, ways_out(ask, Market(), plenty))
         return ""
+
+
+def render_scenario(scenario: Scenario) -> str:
+    """Every key with its value, below its meaning; read again, it is the same scenario."""
+    arrays = {"workers": scenario.workers, "offers": scenario.offers, "events": scenario.events}
+    config = {name: getattr(scenario.config, name) for name in SECTIONS if name not in (POOLS, "workers")}
+    return render_sections({**config, "world": scenario.world, **arrays}, {**LISTS, **_ARRAYS})
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

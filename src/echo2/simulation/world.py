@@ -138,6 +138,7 @@ class World:
         line = self.links.get(name)
         if line is not None:
             line.cut = True
+        self.desk.hang_up(self._peer_ids.get(name, name))
         await asyncio.wait([life])
 
     async def preempt(self, name: str) -> None:
