@@ -237,7 +237,7 @@ def test_i1_a_run_that_broke_a_promise_has_no_outcome(
     monkeypatch.setattr(Buffer, "oldest_admissible", property(lambda buffer: -1000))
     out = tmp_path / "out"
     slow = ("--set", "rehearsal.snapshot_bytes=600_000_000", "--set", "world.delta_share=0")
-    told = failed(echo2, small, *slow, "--set", "run.steps=16", "--set", "rehearsal.group_spread=0.8", "-o", out)
+    told = failed(echo2, small, *slow, "--set", "run.steps=16", "--set", "rehearsal.group_spread=1.2", "-o", out)
     assert told.startswith("I1: no batch may hold a trajectory older than S = 4 steps")
     assert not list(out.iterdir())
 

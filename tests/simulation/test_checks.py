@@ -83,7 +83,7 @@ def test_the_learners_weights_are_those_of_the_batches_in_their_order() -> None:
 
 SLOW_PUBLISHES: dict[str, Any] = {
     "run": {"steps": 16},
-    "rehearsal": {"group_spread": 0.8, "snapshot_bytes": 600_000_000},
+    "rehearsal": {"group_spread": 1.2, "snapshot_bytes": 600_000_000},
     "world": {"delta_share": 0.0},
 }
 """Some trajectories are as old as they may be, and some older."""

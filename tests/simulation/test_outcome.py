@@ -62,7 +62,9 @@ def test_events_say_what_was_sent_rented_and_lost_and_why_it_ended() -> None:
         {"kind": "disseminated", "t_bcast_s": 2.0},
         {"kind": "provisioning_activate", "machines": 3},
         {"kind": "provisioning_release"},
-        {"kind": "worker_silent"},
+        {"kind": "worker_joined", "worker": "w1", "name": "cheap-1"},
+        {"kind": "machine_gone", "machine": "cheap-1"},
+        {"kind": "worker_silent", "worker": "w1"},
         {"kind": "stop_requested", "reason": "the budget of 1 USD is spent"},
     ]
     found = outcome([line(0)], events, 20.0, 2)

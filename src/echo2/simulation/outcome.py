@@ -69,7 +69,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Machines that the controller ordered."""
     releases: int
     losses: int
-    """Workers that fell silent."""
+    """Workers that fell silent, and machines that were taken away."""
     stopped: str
     """Why the run ended before its last step; empty when it did not."""
 
@@ -126,7 +126,9 @@ class _Seen:
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.t_bcast_s: list[float] = []
-        self.activations = self.releases = self.losses = 0
+        self.activations = self.releases = 0
+        self._names: dict[object, str] = {}
+        self._lost: set[str] = set()
         self.stopped = ""
         for event in events:
             match event["kind"]:
@@ -136,10 +138,18 @@ class _Seen:
                     self.activations += event["machines"]
                 case "provisioning_release":
                     self.releases += 1
+                case "worker_joined":
+                    self._names[event["worker"]] = event["name"]
                 case "worker_silent":
-                    self.losses += 1
+                    self._lost.add(self._names.get(event["worker"], event["worker"]))
+                case "machine_gone":
+                    self._lost.add(event["machine"])
                 case "stop_requested":
                     self.stopped = event["reason"]
+
+    @property
+    def losses(self) -> int:
+        return len(self._lost)
 
 
 def _bubble(lines: Sequence[StepMetrics]) -> float:

@@ -13,12 +13,18 @@ from pathlib import Path
 from random import Random
 
 from echo2.rollout.engine import ActivationMode
-from echo2.rollout.engines.scripted import Script, ScriptedEngine
+from echo2.rollout.engines.scripted import Script, ScriptedEngine, improving_sums
 from echo2.types import Policy
 
 
 class PausingEngine(ScriptedEngine):
-    def __init__(self, script: Script, *, duration: Callable[[int, int, Random], float], activation_s: float) -> None:
+    def __init__(
+        self,
+        script: Script = improving_sums,
+        *,
+        duration: Callable[[int, int, Random], float],
+        activation_s: float,
+    ) -> None:
         super().__init__(script, duration=duration, sleep=self._work, activation_s=activation_s)
         self._newest: Policy | None = None
         """Published."""
