@@ -127,7 +127,7 @@ class _Seen:
     def __init__(self, events: Iterable[Event]) -> None:
         self.t_bcast_s: list[float] = []
         self.activations = self.releases = 0
-        self._names: dict[object, str] = {}
+        self._names: dict[str, str] = {}
         self._lost: set[str] = set()
         self.stopped = ""
         for event in events:
@@ -139,11 +139,11 @@ class _Seen:
                 case "provisioning_release":
                     self.releases += 1
                 case "worker_joined":
-                    self._names[event["worker"]] = event["name"]
+                    self._names[event["worker"]] = str(event["name"])
                 case "worker_silent":
-                    self._lost.add(self._names.get(event["worker"], event["worker"]))
+                    self._lost.add(self._names.get(event["worker"], str(event["worker"])))
                 case "machine_gone":
-                    self._lost.add(event["machine"])
+                    self._lost.add(str(event["machine"]))
                 case "stop_requested":
                     self.stopped = event["reason"]
 
