@@ -33,6 +33,7 @@ def _loaded(script: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.slow  # whatever changes a time changes results: rerun the experiments then, and this before a release
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_smallest_case_of_an_experiment_gives_the_committed_row_again(
