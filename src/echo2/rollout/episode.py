@@ -124,14 +124,24 @@ class _Group:
         fed = self._chat.render(self._task.messages(prompt), thinking=self._thinking)
         completions = await self._engine.generate(fed, self._sampling, len(indices))
         asked = Segment(pack_tokens(fed), False)
-        for index, completion in zip(indices, completions, strict=True):
-            try:
-                talk = self._open_talk(self._sampling)
-                reply = talk.take_up(fed, asked, completion)
-                episode = Episode(self._task.score(prompt, reply), self._task.metadata(prompt, reply))
-                self._finish(index, talk, episode)
-            except Exception as problem:
-                self._rows[index] = RowSubmission(index, _status_of(problem), _sentence(problem))
+        pairs = list(zip(indices, completions, strict=True))
+        if type(self._task).judge is Task.judge:  # it never waits, so there is nothing to do meanwhile
+            for index, completion in pairs:
+                await self._judged(index, fed, asked, completion)
+            return
+        async with asyncio.TaskGroup() as group:  # a reply that is slow to judge delays no other
+            for index, completion in pairs:
+                group.create_task(self._judged(index, fed, asked, completion))
+
+    async def _judged(self, index: int, fed: Sequence[int], asked: Segment, completion: Completion) -> None:
+        try:
+            prompt = self._lease.prompt
+            talk = self._open_talk(self._sampling)
+            reply = talk.take_up(fed, asked, completion)
+            episode = Episode(await self._task.judge(prompt, reply), self._task.metadata(prompt, reply))
+            self._finish(index, talk, episode)
+        except Exception as problem:
+            self._rows[index] = RowSubmission(index, _status_of(problem), _sentence(problem))
 
     async def _conversation(self, index: int, position: int) -> None:
         seed = _conversation_seed(self._sampling.seed, position)
