@@ -31,5 +31,5 @@ def test_files_are_downloaded_and_faults_become_sentences(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match="t: data set a/b must have files of split 'test', found none"):
         hub.fetch_split("a/b", "test", "t")
     monkeypatch.setattr(hub, "_hub", lambda task: (offline, None))
-    with pytest.raises(ConfigError, match="must be reachable on the hub .* give it as path"):
+    with pytest.raises(ConfigError, match=r"must be reachable on the hub .* give it as path"):
         hub.fetch_split("a/b", "test", "t")

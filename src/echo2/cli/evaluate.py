@@ -44,7 +44,6 @@ def evaluate(
 ) -> None:
     """Score a model on held-out prompts: mean reward, avg@k and pass@k, with 95 % intervals over prompts."""
     from echo2.cli.inputs import checked_config
-
     from echo2.data.registry import load_task
 
     chosen = list(overrides or []) + ([f"model.path={model}"] if model else [])
@@ -94,9 +93,7 @@ def report(task: Task, scores: Scores, samples: int) -> dict[str, Any]:
     return facts
 
 
-async def _score(
-    config: Config, tasks: list[tuple[Task, float]], by_task: dict[str, Scores], folder: Path
-) -> None:
+async def _score(config: Config, tasks: list[tuple[Task, float]], by_task: dict[str, Scores], folder: Path) -> None:
     """Install the model as version 0 of nothing and let the production episode code talk to it."""
     from echo2.data.cursor import held_out_prompts
 
@@ -148,6 +145,7 @@ async def _score_prompt(
     config: Config, engine: Engine, chat: ChatFormat, task: Task, number: int, prompt: Prompt, scores: Scores
 ) -> None:
     """One prompt's replies into ``scores``, by the code that workers run."""
+    from echo2.rollout.apart import judged_apart
     from echo2.rollout.episode import run_group
     from echo2.shell import SystemClock
     from echo2.transport.messages import LeaseGrant
@@ -172,7 +170,7 @@ async def _score_prompt(
         timeout_s=rollout.episode_timeout_s,
         purpose="eval",
     )
-    for row in await run_group(engine, task, chat, lease, rollout.thinking, SystemClock()):
+    for row in await run_group(engine, task, chat, lease, rollout.thinking, SystemClock(), judged_apart):
         if row.status.is_failure:
             scores.failed += 1
             continue

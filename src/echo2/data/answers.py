@@ -1,7 +1,8 @@
 r"""Tasks whose answers are integers and whose prompts ask for a bare number.
 
-Invariant: the answer is found and compared as everywhere (``maths/extract.py``, ``maths/exact.py``). As the prompt asks
-for no box, a reply without box or mark may also end with its number. Only a plain value is an answer: ``12+34`` is none.
+Invariant: the answer is found and compared as everywhere (``maths/extract.py``, ``maths/exact.py``). As the prompt
+asks for no box, a reply without box or mark may also end with its number. Only a plain value is an answer; ``12+34`` is
+none.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Invariant: pure. A prompt is one observation: values are means over prompts of w
 interval is what the spread over prompts gives. Replies that failed are no attempts.
 
 avg@k: the share of a prompt's k replies that pass. pass@k: the chance that at least one of k replies passes, by the
-estimator 1 − C(n−c, k)/C(n, k) of n replies of which c pass, which is unbiased for n ≥ k (Chen et al., arXiv 2107.03374,
-equation 1).
+estimator 1 − C(n−c, k)/C(n, k) of n replies of which c pass, unbiased for n ≥ k (arXiv 2107.03374, equation 1).
 """
 
 from __future__ import annotations

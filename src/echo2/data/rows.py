@@ -1,8 +1,8 @@
 """Rows of local data files: JSONL, a JSON array, CSV or Parquet, by the file's suffix.
 
 Invariant: every row has its number, from 1, as a person finds it in the file: the line of a JSONL or CSV file, the
-position in a JSON array or Parquet file. A row that is no object is a fault of that row, a file that cannot be read is a
-ConfigError.
+position in a JSON array or Parquet file. A row that is no object is a fault of that row, a file that cannot be read is
+a ConfigError.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ class Task(ABC):
         """Judge a reply; whatever it raises makes the row a failure, not a zero."""
 
     async def judge(self, prompt: Prompt, reply: str) -> Score:
-        """``score`` as a run calls it. Override it, to the same effect, where judging takes long: nothing else of the
-        worker runs while ``score`` does."""
+        """``score`` for asyncio. Override it, to the same effect, where judging waits for something; a plain ``score``
+        is called in a thread."""
         return self.score(prompt, reply)
 
     def gold_reply(self, prompt: Prompt) -> str | None:

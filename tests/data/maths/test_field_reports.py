@@ -107,8 +107,8 @@ def test_a08_endless_expressions_score_zero_and_delay_nobody(maths: Maths) -> No
 
 def _in_a_process(queue: multiprocessing.Queue[list[float]]) -> None:
     task = load_task(TaskSection(name="maths"))
-    replies = ((r"\sqrt{3}", r"\boxed{3^{1/2}}"), (r"\frac{1}{3}", r"\boxed{\frac{1}{3}}"), ("5", rf"\boxed{{{HOSTILE[3]}}}"))
-    queue.put([task.score(task.prompt_for_gold(gold), reply).reward for gold, reply in replies])
+    pairs = ((r"\sqrt{3}", "3^{1/2}"), (r"\frac{1}{3}", r"\frac{1}{3}"), ("5", HOSTILE[3]))
+    queue.put([task.score(task.prompt_for_gold(gold), rf"\boxed{{{answer}}}").reward for gold, answer in pairs])
 
 
 def test_a10_threads_pools_tasks_and_processes_grade_alike(maths: Maths) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from echo2.data.maths.grader import Grader, GradingError
+from echo2.data.maths.lane import RETIRE_AFTER
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -50,6 +51,15 @@ async def test_comparisons_wait_for_each_other_no_longer_than_they_must(own: Gra
     assert found == ["equal", "different"] * 10
 
 
+async def test_a_lane_that_retires_takes_no_comparison_with_it() -> None:
+    grader = Grader(lanes=1)
+    try:
+        found = await asyncio.gather(*(grader.compare_soon("x", "y") for _ in range(RETIRE_AFTER + 50)))
+    finally:
+        grader.close()
+    assert set(found) == {"different"}
+
+
 def test_a_grader_that_was_killed_is_started_again() -> None:
     grader = Grader(lanes=1)
     try:
@@ -75,9 +85,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_the_grader_ends_with_its_program_even_a_killed_one() -> None:
     """Its standard error is ours to read: it closes when the last process of the grader is gone."""
-    path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", DYING], capture_output=True, timeout=200, env={**os.environ, "PYTHONPATH": path}, check=False
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", DYING]
+    done = subprocess.run(command, capture_output=True, timeout=200, env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
     assert not Path(f"/proc/{int(done.stdout)}/fd").exists() or not os.listdir(f"/proc/{int(done.stdout)}/fd")

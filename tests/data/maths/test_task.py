@@ -28,7 +28,7 @@ def load(name: str, **options: Any) -> Task:
 
 
 def test_rows_become_prompts_whose_gold_replies_score_one(tmp_path: Path) -> None:
-    golds = ["7", r"\sqrt{2}", r"\frac{n(n+1)}{2}", r"(-\infty, 3]", "Yes", r"\{1, 2\}", "work\n#### 1,000", r"so \boxed{5}"]
+    golds = ["7", r"\sqrt{2}", r"\frac{n(n+1)}{2}", r"(-\infty, 3]", "Yes", r"\{1, 2\}", "so\n#### 1,000", r"\boxed{5}"]
     rows = [{"problem": f"p{n}", "answer": gold} for n, gold in enumerate(golds)]
     task = load("maths", path=write_rows(tmp_path / "rows.jsonl", rows), eval_every=4)
     assert (task.size("train"), task.size("eval")) == (6, 2)
@@ -95,15 +95,12 @@ def test_training_rows_and_a_benchmark_may_be_of_different_make(tmp_path: Path) 
     train = write_rows(tmp_path / "train.jsonl", [{"prompt": "t", "final": "1"}])
     held_out = tmp_path / "imo.csv"
     held_out.write_text('Problem ID,Problem,Short Answer\n1,"What, now?",$2^{n}$\n')
-    task = load(
-        "maths", path=train, question_field="prompt", answer_field="final", eval_path=str(held_out), eval_preset="plain"
-    )
+    columns = {"question_field": "prompt", "answer_field": "final"}
+    task = load("maths", path=train, eval_path=str(held_out), eval_preset="plain", **columns)
     with pytest.raises(ConfigError, match="first fault"):
         task.size("eval")
     held_out.write_text('prompt,final\n"What, now?",$2^{n}$\n')
-    again = load(
-        "maths", path=train, question_field="prompt", answer_field="final", eval_path=str(held_out), eval_preset="hardmath"
-    )
+    again = load("maths", path=train, eval_path=str(held_out), eval_preset="hardmath", **columns)
     assert (again.size("train"), again.size("eval")) == (1, 1)
     assert again.prompt("eval", 0).content["question"] == "What, now?"
     assert str(again.metric) == "pass@1"
@@ -137,7 +134,7 @@ def test_without_any_rows_a_sentence_says_what_to_give(tmp_path: Path) -> None:
         load("maths").size("train")
     with pytest.raises(ConfigError, match="readable file, got '/nowhere'"):
         load("maths", path="/nowhere").size("train")
-    with pytest.raises(ConfigError, match=r"must hold at least one usable row, it holds none; the first fault: .*row 1"):
+    with pytest.raises(ConfigError, match=r"at least one usable row, it holds none; the first fault: .*row 1"):
         load("maths", path=write_rows(tmp_path / "bad.jsonl", [{"q": 1}])).size("train")
 
 

@@ -3,8 +3,8 @@ r"""Comparison of answers that needs no algebra: plain values, choices, words, a
 Invariant: pure and cheap. True and False are final; None means that the two must be compared as expressions.
 Gold and answer are not interchangeable: the gold decides how the answer is read (A16).
 
-- numbers are equal as exact rationals: 0.333 is not 1/3, and 3.0000001 is not 3 (A12). A tolerance, where a benchmark has
-  one, holds only for a gold that is written with a decimal point.
+- numbers are equal as exact rationals: 0.333 is not 1/3, and 3.0000001 is not 3 (A12). A tolerance, where a benchmark
+  has one, holds only for a gold that is written with a decimal point.
 - 50 % equals 50 and equals 0.5; two percentages must agree as they are. Units and degree signs are passed over on both
   sides, whatever they say.
 - a list must hold the same numbers as often; in the same order where either is in parentheses.

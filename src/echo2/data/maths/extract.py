@@ -68,11 +68,10 @@ def _last_box(text: str) -> str | None:
 
 def _after_mark(text: str) -> str | None:
     """What stands after the last mark; empty where nothing does."""
-    mark = None
-    for mark in _MARK.finditer(text):
-        pass
-    if mark is None:
+    marks = list(_MARK.finditer(text))
+    if not marks:
         return None
+    mark = marks[-1]
     rest = text[mark.end() :]
     before = _BEFORE_ANSWER.match(rest)
     rest = rest[before.end() :] if before else rest
@@ -86,10 +85,11 @@ def _after_mark(text: str) -> str | None:
 
 def _closing_number(text: str) -> str | None:
     text = _FRACTION.sub(r"\1/\2", plain_minus(text).replace("{,}", ","))
-    found = None
-    for found in _NUMBER.finditer(text):
-        pass
-    if found is None or found["exponent"] or not _AFTER_NUMBER.fullmatch(text, found.end()):
+    numbers = list(_NUMBER.finditer(text))
+    if not numbers:
+        return None
+    found = numbers[-1]
+    if found["exponent"] or not _AFTER_NUMBER.fullmatch(text, found.end()):
         return None
     percent = "%" if text[found.end() :].lstrip("\\ ").startswith("%") else ""
     return found[0] + percent

@@ -13,8 +13,11 @@ MAX_FRAME_BYTES = 64 * 1024
 _LENGTH_BYTES = 4
 
 Outcome = Literal["equal", "different", "unreadable", "too_costly", "gold_unreadable", "gold_too_costly", "lost"]
-"""What came of one comparison. unreadable: the answer is no expression. too_costly: it passed a limit of time or memory.
-lost: the process went for a reason of its own (killed from outside, or starved of processor time): no judgement."""
+"""What came of one comparison.
+
+unreadable: the answer is no expression. too_costly: it passed a limit of time or memory. lost: the process went for a
+reason of its own (killed from outside, or starved of processor time), which is no judgement.
+"""
 Stage = Literal["gold", "answer", "compare"]
 
 
@@ -33,6 +36,8 @@ class Reached(msgspec.Struct, frozen=True, array_like=True, tag="reached"):
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     number: int
     outcome: Outcome
+    last: bool = False
+    """The process that compared ends with this answer: give it nothing more."""
 
 
 class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import queue
 import subprocess
@@ -51,7 +52,8 @@ class _Process:
             env=environment,
             start_new_session=True,  # Ctrl-C is for the program
         )
-        assert self._child.stdin is not None and self._child.stdout is not None
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
         self._stdin: IO[bytes] = self._child.stdin
         self._stdout: IO[bytes] = self._child.stdout
         self._lock = threading.Lock()
@@ -89,16 +91,12 @@ class _Process:
 
     def _write(self) -> None:
         """A thread of its own, so that nobody who asks waits for a pipe."""
-        try:
+        with contextlib.suppress(OSError):  # the reader says why
             while (data := self._queue.get()) is not None:
                 self._stdin.write(data)
                 self._stdin.flush()
-        except OSError:
-            pass  # the reader says why
-        try:
+        with contextlib.suppress(OSError):
             self._stdin.close()
-        except OSError:
-            pass
 
     def _read(self) -> None:
         inbox = Inbox()

@@ -12,7 +12,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from echo2.data.maths.frames import Ask, Inbox, Outcome, Reached, Stage, Told, packed
 
@@ -68,18 +68,17 @@ def _address_space_bytes() -> int | None:
 
 def _answer_all(line: socket.socket) -> None:
     inbox = Inbox()
-    for _ in range(RETIRE_AFTER):
-        asked: list[Any] = []
-        while not asked:
-            data = line.recv(_READ_BYTES)
-            if not data:
-                return
-            asked = inbox.feed(data)
-        for ask in asked:
-            outcome, healthy = _outcome(ask, lambda stage: line.sendall(packed(Reached(stage))))
-            line.sendall(packed(Told(ask.number, outcome)))
-            if not healthy:
-                return
+    answered, last = 0, False
+    while not last:
+        data = line.recv(_READ_BYTES)
+        if not data:
+            return
+        for ask in inbox.feed(data):
+            if isinstance(ask, Ask):
+                outcome, healthy = _outcome(ask, lambda stage: line.sendall(packed(Reached(stage))))
+                answered += 1
+                last = not healthy or answered == RETIRE_AFTER
+                line.sendall(packed(Told(ask.number, outcome, last)))
 
 
 def _outcome(ask: Ask, reach: Callable[[Stage], None]) -> tuple[Outcome, bool]:

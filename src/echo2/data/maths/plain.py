@@ -4,9 +4,9 @@ Invariant: ``read`` returns exact rationals or None; it computes nothing but wha
 (A08). None means "not a plain value", never "wrong": another way of comparing may still read it.
 
 Read as the same number: ``18``, ``018``, ``+18``, ``18.0``, ``18.``, ``\$18``, ``18\text{ dollars}``, ``18 apples``,
-``x = 18``, ``\frac{36}{2}``, ``36/2``, ``17\frac{2}{2}``; digits grouped by commas or thin spaces; ``1.8 \times 10^{1}``.
-A degree sign and a unit are passed over, a per cent sign is kept beside the number. ``5x`` is no number: what touches the
-digits must be a unit in ``\text{…}`` or one of a few abbreviations.
+``x = 18``, ``\frac{36}{2}``, ``36/2``, ``17\frac{2}{2}``, ``1.8 \times 10^{1}``; digits grouped by commas or thin
+spaces. A degree sign and a unit are passed over, a per cent sign is kept beside the number. ``5x`` is no number: what
+touches the digits must be a unit in ``\text{…}`` or one of a few abbreviations.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _CORE = re.compile(
     r"(?:\s*(?:\\times|\\cdot|×|·)\s*10\s*\^\s*\{?\s*(?P<exponent>-?[0-9]+)\s*\}?)?"
 )
 _BOLD = re.compile(r"\\(?:textbf|mathbf|boldsymbol|bm|bf|displaystyle|textstyle)(?![A-Za-z])\s*")
-_SPACES = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\(?:left|right|big|Big)(?![A-Za-z])|\\[()\[\]]|(?<!\\)\$\$?$|^\$\$?")
+_SPACES = re.compile(
+    r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\(?:left|right|big|Big)(?![A-Za-z])|\\[()\[\]]|(?<!\\)\$\$?$|^\$\$?"
+)
 _GROUPS = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|\{,\}|[\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))")
 _SPACED_GROUPS = re.compile(r"([+-]?[0-9]{1,3})((?: [0-9]{3})+)")
 _AND = re.compile(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|\b(?:and|or)\b")

@@ -50,6 +50,7 @@ class Maths(Task):
     or choice. tolerance: for golds written with a decimal point. instruction: appended to each question.
     """
 
+    name = "maths"
     default_preset: ClassVar[str] = "plain"
     pass_reward = 1.0
     judging_modules = tuple(f"echo2.data.maths.{name}" for name in ("extract", "plain", "exact", "algebra", "lane"))
@@ -73,7 +74,6 @@ class Maths(Task):
         instruction: str = r"Reason step by step, and put your final answer within \boxed{}.",
     ) -> None:
         texts = {key: value for key, value in locals().items() if key not in ("self", "eval_every", "tolerance")}
-        texts.pop("__class__", None)
         faults = [f"{key} must be a string, got {text!r}" for key, text in texts.items() if not isinstance(text, str)]
         preset = preset or self.default_preset
         faults += [
@@ -187,8 +187,8 @@ class Maths(Task):
     def _usable(self, source: _Source) -> tuple[list[Row], list[Excluded]]:
         rows: list[Row] = []
         excluded: list[Excluded] = []
-        for path in source.files(self.name or "maths"):
-            for number, fields in read_rows(path, self.name or "maths"):
+        for path in source.files(self.name):
+            for number, fields in read_rows(path, self.name):
                 try:
                     rows.append(self._row(source.preset, path, number, fields))
                 except ValueError as error:
@@ -197,7 +197,7 @@ class Maths(Task):
         excluded += unreadable
         if not rows:
             first = f"; the first fault: {excluded[0]}" if excluded else ""
-            raise ConfigError(f"{self.name or 'maths'}: {source} must hold at least one usable row, it holds none{first}")
+            raise ConfigError(f"{self.name}: {source} must hold at least one usable row, it holds none{first}")
         return rows, excluded
 
     def _row(self, preset: Preset, path: str, number: int, fields: Fields | ValueError) -> Row:
@@ -213,7 +213,7 @@ class Maths(Task):
             raise ValueError(f"field {' or '.join(answer_names)} must be a text or a number, got {gold!r}")
         kind = self._kind or preset.kind
         if preset.kind_field and self._kind is None:
-            named = fields.get(preset.kind_field)
+            named = str(fields.get(preset.kind_field))
             if named not in preset.kinds:
                 raise ValueError(f"field {preset.kind_field} must be one of {', '.join(preset.kinds)}, got {named!r}")
             kind = preset.kinds[named]

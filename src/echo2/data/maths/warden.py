@@ -9,6 +9,7 @@ milliseconds, not a start of Python.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -54,10 +55,8 @@ class Lane:
 
     def bury(self) -> Outcome:
         """End the process; what its end says of the request it had."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         status = os.waitpid(self.pid, 0)[1]
         self.line.close()
         by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -110,7 +109,7 @@ class Warden:
             lane = min(idle, key=lambda lane: lane.gold != ask.gold) if idle else self._open()
             try:
                 lane.put(ask)
-            except OSError:  # it retired
+            except OSError:  # it was killed from outside while it had nothing to do
                 lane.ask = None
                 self._close(lane)
                 self._waiting.appendleft(ask)
@@ -133,6 +132,9 @@ class Warden:
             elif isinstance(frame, Told):
                 lane.ask = None
                 self._tell(frame)
+                if frame.last:
+                    self._close(lane)
+                    return
         if not data:
             self._replace(lane)
 
