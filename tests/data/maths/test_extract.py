@@ -57,6 +57,7 @@ def test_one_rule_finds_the_answer(reply: str, answer: str | None) -> None:
         ("1e5", None),
         (r"\boxed{4} and 5", "4"),
         ("Answer: 4, not 5", "4, not 5"),
+        ('The answer is "x". So x = 5', "5"),
     ],
 )
 def test_a_reply_to_a_prompt_for_a_bare_number_may_end_with_it(reply: str, answer: str | None) -> None:

@@ -5,7 +5,8 @@ its answer:
 
 1. the content of the last closed ``\boxed{…}`` (``\fbox`` too; of nested ones the inner); an empty one is no answer
 2. what stands after the last ``Answer:``, ``answer is`` or ``####``: formula or sentence on that line, or the next line
-3. only where the prompt asks for a bare number: the number that the reply ends with, a unit of one or two words aside
+3. only where the prompt asks for a bare number, and where no digit stands in those places: the number that the reply
+   ends with, a unit of one or two words aside
 
 A number in the middle of prose is never an answer (A05).
 """
@@ -22,6 +23,7 @@ _MARK = re.compile(r"####|\banswer\b[*_\s]*(?:\bis\b[*_ \t]*:?|:)", re.IGNORECAS
 _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SENTENCE_END = re.compile(r"[.!?]\s+(?=[A-Z])|,?\s+(?:because|since|which|as|so|I hope)\b")
 _BEFORE_ANSWER = re.compile(r"(?:\.{2,}|…|[\s*_`:=])+")
+_DIGIT = re.compile("[0-9]")
 _MARKUP = " \t\r\n*_`"
 
 WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
@@ -44,9 +46,9 @@ def find_answer(reply: str, *, bare_number: bool = False) -> str | None:
     if box is not None:
         return box.strip() or None
     marked = _after_mark(reply)
-    if marked is not None:
-        return marked or None
-    return _closing_number(reply) if bare_number else None
+    if marked is None or (bare_number and not _DIGIT.search(marked)):
+        return _closing_number(reply) if bare_number else None
+    return marked or None
 
 
 def _last_box(text: str) -> str | None:
