@@ -32,6 +32,27 @@ def test_an_evaluation_repeats(echo2: Echo2, run_toml: Path) -> None:
     assert "held-out prompts" in echo2("eval", run_toml).out
 
 
+@pytest.mark.timeout(300)
+def test_a_benchmark_is_reported_by_its_own_metric_beside_others(echo2: Echo2, tmp_path: Path) -> None:
+    rows = tmp_path / "aime.jsonl"
+    rows.write_text("".join(f'{{"problem": "p{n}", "answer": "{n:03}"}}\n' for n in range(6)) + "{}\n")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[rollout]\nengine = "scripted"\n[eval]\nprompts = 12\nsamples = 2\n[[tasks]]\nname = "arithmetic"\n'
+        f'[[tasks]]\nname = "aime24"\noptions = {{ path = "{rows}" }}\n'
+    )
+
+    done = echo2("eval", path, "--json")
+
+    assert done.code == 0, done.err
+    aime, sums = done.json["by_task"]["aime24"], done.json["by_task"]["arithmetic"]
+    assert (aime["prompts"], aime["excluded_rows"], aime["metric"]) == (6, 1, "avg@64")
+    assert aime["to_report_it"] == "avg@64 needs eval.samples = 64, got 2"
+    assert list(aime["measures"]) == ["avg@2", "pass@1", "pass@2"]
+    assert sums["measures"]["avg@2"]["value"] == pytest.approx(sums["reward_mean"])
+    assert "aime24: avg@2" in echo2("eval", path).out
+
+
 def test_a_model_that_is_not_there_is_the_users_mistake(echo2: Echo2, run_toml: Path) -> None:
     done = echo2("eval", run_toml, "--set", "rollout.engine=transformers", "--model", "./absent")
 

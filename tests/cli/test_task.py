@@ -26,13 +26,15 @@ def test_prompts_are_shown_with_their_gold_replies(echo2: Echo2) -> None:
     [
         ("16", r"\boxed{016}", 1.0, "correct"),
         ("16", r"\boxed{-16}", 0.0, "wrong"),
-        ("-5", "-5", 1.0, "correct"),
+        ("-5", "Answer: -5", 1.0, "correct"),
         ("7", r"First \boxed{5}. Wrong; so \boxed{7}.", 1.0, "correct"),
         ("5", r"First \boxed{5}. Wrong; so \boxed{7}.", 0.0, "wrong"),
         ("25", "", 0.0, "no_answer"),
+        ("25", "The sum of 12 and 13 is computed. I think 25 is plausible but", 0.0, "no_answer"),
+        ("25", "Answer: 25", 1.0, "correct"),
     ],
 )
-@pytest.mark.parametrize("task", ["arithmetic", "integer_answers"])
+@pytest.mark.parametrize("task", ["arithmetic", "integer_answers", "maths", "aime24"])
 def test_a_reply_is_scored_as_in_training_whatever_the_data(
     echo2: Echo2, task: str, gold: str, reply: str, reward: float, status: str
 ) -> None:
@@ -60,6 +62,16 @@ def test_a_task_is_checked_on_its_gold_answers(echo2: Echo2, tmp_path: Path) -> 
     assert "row 21" in done.json["excluded"][0]
 
 
+@pytest.mark.timeout(300)
+def test_an_expression_is_scored_by_what_it_means(echo2: Echo2) -> None:
+    done = echo2("task", "score", "maths", "--gold", r"\frac{\sqrt{2}}{2}", "--reply", r"\boxed{1/\sqrt{2}}", "--json")
+
+    assert done.json == {"reward": 1.0, "status": "correct"}
+    refused = echo2("task", "score", "maths", "--gold", r"\frac{", "--reply", "3")
+    assert refused.code == 2
+    assert "must be one that can be compared" in refused.faults[0]
+
+
 def test_a_task_that_fails_its_own_gold_answers_is_reported(
     echo2: Echo2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +91,6 @@ def test_a_task_that_fails_its_own_gold_answers_is_reported(
 
 
 def test_unknown_tasks_splits_and_options_are_the_users_mistakes(echo2: Echo2) -> None:
-    assert "must be one of arithmetic" in echo2("task", "show", "arithmetics").faults[0]
+    assert "must be one of aime24, arithmetic" in echo2("task", "show", "arithmetics").faults[0]
     assert "--split must be train or eval" in echo2("task", "show", "arithmetic", "--split", "test").faults[0]
     assert "has no option 'digits'" in echo2("task", "show", "arithmetic", "--set", "digits=2").faults[0]

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo2.data.answers import find_answer, parse_gold
+from echo2.data.answers import parse_gold
 from echo2.data.tasks.arithmetic import Arithmetic
 from echo2.errors import UserError
 
@@ -55,6 +53,11 @@ def reward(gold: str, reply: str) -> float:
         ("5", "the answer is...5", 1),
         ("5", "x5", 0),
         ("1", "1e5", 0),
+        ("5", r"\boxed{3, 5}", 0),
+        ("46", r"\boxed{12+34}", 0),
+        ("7", "The answer is 7, because 3 + 4 = 7", 1),
+        ("7", "3 + 4 = 7 apples in all.", 0),
+        ("7", "3 + 4 = 7 apples.", 1),
         ("", "", None),
     ],
 )
@@ -71,22 +74,13 @@ def test_an_empty_reply_gives_no_answer() -> None:
     assert task.score(task.prompt_for_gold("5"), "").status == "no_answer"
 
 
-@given(value=st.integers(-(10**30), 10**30), before=st.sampled_from(["", "so ", "= ", "**", "$"]))
-@settings(max_examples=80, deadline=None)
-def test_any_integer_is_found_however_it_is_grouped(value: int, before: str) -> None:
-    assert find_answer(f"{before}{value}.") == value
-    assert find_answer(f"{before}{value:,}") == value
-    assert parse_gold(f"work\n#### {value:,}") == value
+@given(value=st.integers(-(10**30), 10**30))
+@settings(max_examples=40)
+def test_a_gold_is_an_integer_however_it_is_grouped(value: int) -> None:
+    assert parse_gold(f"work\n#### {value:,}") == parse_gold(str(value)) == value
 
 
-@given(st.text(max_size=200))
-@settings(max_examples=80, deadline=None)
-def test_no_text_makes_the_rule_fail(text: str) -> None:
-    find_answer(text)
-
-
-@pytest.mark.parametrize("text", ["9" * 30_000, r"\boxed{" * 5_000, "1,111" * 5_000, "{}" * 10_000, "1/" * 10_000])
-def test_hostile_replies_cost_little(text: str) -> None:
-    started = time.process_time()
-    find_answer(text)
-    assert time.process_time() - started < 2.0
+@pytest.mark.parametrize("gold", ["", "x", "0.5", "1/2", "50%", "1, 2", "9" * 2000])
+def test_a_gold_that_is_no_integer_is_refused(gold: str) -> None:
+    with pytest.raises(ValueError, match="must be an integer"):
+        parse_gold(gold)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from echo2.config.sections import TaskSection
@@ -9,7 +12,7 @@ from echo2.errors import ConfigError
 
 
 def test_built_in_tasks_are_known_by_name() -> None:
-    assert {"arithmetic", "integer_answers"} <= set(task_names())
+    assert {"arithmetic", "integer_answers", "maths", "aime24", "imo_answer_400"} <= set(task_names())
 
 
 def test_a_task_is_found_by_module_and_class() -> None:
@@ -31,6 +34,29 @@ def test_a_task_is_found_by_module_and_class() -> None:
 def test_an_unknown_task_is_a_configuration_fault(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_task(TaskSection(name=name))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def broken(:\n", r"importable here: faulty raised SyntaxError: .*faulty\.py, line 1"),
+        ("x = {}['missing']\n", r"importable here: faulty raised KeyError: 'missing' \(.*faulty\.py, line 1\)"),
+        (
+            "from echo2.data.tasks.arithmetic import Arithmetic\n"
+            "class Task(Arithmetic):\n    def __init__(self):\n        1 / 0\n",
+            r"faulty:Task must take its options, it raised ZeroDivisionError: .*faulty\.py, line 4\)",
+        ),
+    ],
+)
+def test_a_task_file_that_raises_is_named_with_its_line(
+    source: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faulty.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "faulty", raising=False)
+    with pytest.raises(ConfigError, match=words):
+        load_task(TaskSection(name="faulty:Task"))
+    sys.modules.pop("faulty", None)
 
 
 def test_two_tasks_of_one_name_are_refused() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from echo2.data.chat import ByteChat
 from echo2.data.registry import load_task
 from echo2.data.task import Episode, Message, Score, Split, Talk, Task
 from echo2.errors import EngineError
+from echo2.rollout.apart import judged_apart
 from echo2.rollout.engine import Completion
 from echo2.rollout.episode import run_group
 from echo2.transport.messages import LeaseGrant, RowSubmission
@@ -175,6 +177,50 @@ async def test_what_goes_wrong_in_the_engine_is_a_status(
     assert len(row.error) <= 300
 
 
+class Hanging(Greeting):
+    """Its score of `stay` does not come back until the test says so."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def score(self, prompt: Prompt, reply: str) -> Score:
+        if reply == "stay":
+            self.released.wait()
+        return super().score(prompt, reply)
+
+
+async def test_a_score_that_hangs_times_its_own_row_out_and_holds_up_nothing_else() -> None:
+    task = Hanging()
+    engine = StubEngine(said("stay"), said("hi"), said("boom"))
+    rows = await run_group(
+        engine, task, CHAT, lease(0, 1, 2, timeout_s=0.5), False, StubClock(), judged_apart  # type: ignore[arg-type]
+    )  # fmt: skip
+    task.released.set()
+    assert [row.status for row in rows] == [RowStatus.TIMEOUT, RowStatus.FINISHED, RowStatus.ERROR]
+    assert rows[0].error == "no result within 0.5 s"
+    assert rows[2].error == "ZeroDivisionError: no score"
+
+
+class JudgesItself(Greeting):
+    """Its replies are judged in the order of their length, shortest first, whatever came first."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    async def judge(self, prompt: Prompt, reply: str) -> Score:
+        for _ in range(len(reply)):
+            await asyncio.sleep(0)
+        self.order.append(reply)
+        return self.score(prompt, reply)
+
+
+async def test_replies_of_a_group_are_judged_side_by_side() -> None:
+    task = JudgesItself()
+    rows = await run(StubEngine(said("a very long reply"), said("hi")), task, lease(0, 1))
+    assert task.order == ["hi", "a very long reply"]
+    assert [record(row).reward for row in rows] == [0.0, 1.0]
+
+
 @pytest.mark.parametrize("task", [Greeting(), TwoTurns()], ids=["one-turn", "two-turns"])
 async def test_an_episode_that_does_not_end_is_a_timeout(task: Task) -> None:
     rows = await run(StubEngine(1.0, 1.0), task, lease(0, 1, timeout_s=0.01))
@@ -198,10 +244,19 @@ async def test_a_second_turn_extends_the_first_exactly() -> None:
     assert engine.samplings[0].seed != engine.samplings[1].seed
 
 
-async def test_a_right_reply_scores_one_from_prompt_to_record() -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "gold", "reply"),
+    [
+        ("arithmetic", "5", "It is 5."),
+        ("maths", "5", r"Answer: \boxed{5}"),
+        ("maths", r"\sqrt{8}", r"So it is \boxed{2\sqrt{2}}."),
+        ("aime24", "073", "Answer: 73"),
+    ],
+)
+async def test_a_right_reply_scores_one_from_prompt_to_record(name: str, gold: str, reply: str) -> None:
     """A16 (b): a stub policy that answers correctly has mean reward 1."""
-    task = load_task(TaskSection(name="arithmetic"))
-    prompt = task.prompt("train", 0)
-    engine = StubEngine(*[said(f"It is {task.gold_reply(prompt)}.")] * 4)
-    rows = await run(engine, task, lease(0, 1, 2, 3, prompt=prompt))
+    task = load_task(TaskSection(name=name))
+    prompt = task.prompt_for_gold(gold)
+    rows = await run(StubEngine(*[said(reply)] * 4), task, lease(0, 1, 2, 3, prompt=prompt, timeout_s=200.0))
     assert [record(row).reward for row in rows] == [1.0] * 4

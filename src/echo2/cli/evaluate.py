@@ -1,4 +1,4 @@
-"""``echo2 eval``: the task's own metric of a model, on held-out prompts, without a run."""
+"""``echo2 eval``: the tasks' own metrics of a model, on held-out prompts, without a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from echo2.cli.output import JsonFlag, SetOption, note, print_json
+from echo2.data.attempts import interval, measures
 
 if TYPE_CHECKING:
     from echo2.config.root import Config
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from echo2.rollout.engine import Engine
     from echo2.types import Prompt
 
-NORMAL_95 = 1.959964
-"""Half width of a 95 % interval in standard errors."""
 TOGETHER = 16
 """Prompts given to the engine at the same time."""
 
@@ -43,15 +42,19 @@ def evaluate(
     overrides: SetOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Score a model on held-out prompts: mean reward, count and a 95 % interval over prompts."""
+    """Score a model on held-out prompts: mean reward, avg@k and pass@k, with 95 % intervals over prompts."""
     from echo2.cli.inputs import checked_config
+    from echo2.data.registry import load_task
 
     chosen = list(overrides or []) + ([f"model.path={model}"] if model else [])
     config = checked_config(run, chosen)
+    tasks = [(load_task(section), section.weight) for section in config.tasks]
+    by_task = {task.name: Scores() for task, _ in tasks}
     with tempfile.TemporaryDirectory(prefix="echo2-eval-") as folder:
-        scores = asyncio.run(_score(config, Path(folder)))
+        asyncio.run(_score(config, tasks, by_task, Path(folder)))
     name = config.model.path or f"engine {config.rollout.engine}"
-    facts = {"model": name, "tasks": [task.name for task in config.tasks], **summarise(scores)}
+    reports = {task.name: report(task, by_task[task.name], config.eval.samples) for task, _ in tasks}
+    facts = {"model": name, "tasks": list(reports), **summarise(merged(list(by_task.values()))), "by_task": reports}
     print_json(facts) if as_json else print(_text(facts))
 
 
@@ -69,37 +72,44 @@ def summarise(scores: Scores) -> dict[str, Any]:
     }
 
 
-def interval(means: Sequence[float]) -> tuple[float, float] | None:
-    """Normal 95 % interval of the mean; None below two values, which have no spread to judge by."""
-    count = len(means)
-    if count < 2:
-        return None
-    mean = sum(means) / count
-    variance = sum((value - mean) ** 2 for value in means) / (count - 1)
-    half = NORMAL_95 * (variance / count) ** 0.5
-    return mean - half, mean + half
+def merged(parts: Sequence[Scores]) -> Scores:
+    """Scores of several tasks as one; their prompts have different ids."""
+    whole = Scores()
+    for part in parts:
+        whole.rewards |= part.rewards
+        whole.failed += part.failed
+        for status, count in part.statuses.items():
+            whole.statuses[status] = whole.statuses.get(status, 0) + count
+    return whole
 
 
-async def _score(config: Config, folder: Path) -> Scores:
+def report(task: Task, scores: Scores, samples: int) -> dict[str, Any]:
+    """One task's figures: the metric it is known by, and whether ``samples`` replies a prompt give it."""
+    facts = summarise(scores) | {"metric": str(task.metric), "excluded_rows": len(getattr(task, "excluded", []))}
+    if task.pass_reward is not None:
+        facts["measures"] = measures(scores.rewards, task.pass_reward, samples)
+        if samples < task.metric.k:
+            facts["to_report_it"] = f"{task.metric} needs eval.samples = {task.metric.k}, got {samples}"
+    return facts
+
+
+async def _score(config: Config, tasks: list[tuple[Task, float]], by_task: dict[str, Scores], folder: Path) -> None:
     """Install the model as version 0 of nothing and let the production episode code talk to it."""
-    from echo2.data.cursor import PromptCursor
-    from echo2.data.registry import load_task
+    from echo2.data.cursor import held_out_prompts
 
-    tasks = [(load_task(section), section.weight) for section in config.tasks]
     by_name = {task.name: task for task, _ in tasks}
-    prompts = PromptCursor(tasks, config.run.seed).eval_prompts(config.eval.prompts)
+    prompts = held_out_prompts(tasks, config.eval.prompts)
     engine, chat = await _engine(config, folder)
-    scores = Scores()
     try:
         for start in range(0, len(prompts), TOGETHER):
             async with asyncio.TaskGroup() as group:
                 for number, prompt in enumerate(prompts[start : start + TOGETHER], start):
                     task = by_name[prompt.task]
+                    scores = by_task[task.name]
                     group.create_task(_score_prompt(config, engine, chat, task, number, prompt, scores))
             note(f"{min(start + TOGETHER, len(prompts))} of {len(prompts)} prompts scored")
     finally:
         await engine.close()
-    return scores
 
 
 async def _engine(config: Config, folder: Path) -> tuple[Engine, ChatFormat]:
@@ -135,6 +145,7 @@ async def _score_prompt(
     config: Config, engine: Engine, chat: ChatFormat, task: Task, number: int, prompt: Prompt, scores: Scores
 ) -> None:
     """One prompt's replies into ``scores``, by the code that workers run."""
+    from echo2.rollout.apart import judged_apart
     from echo2.rollout.episode import run_group
     from echo2.shell import SystemClock
     from echo2.transport.messages import LeaseGrant
@@ -159,7 +170,7 @@ async def _score_prompt(
         timeout_s=rollout.episode_timeout_s,
         purpose="eval",
     )
-    for row in await run_group(engine, task, chat, lease, rollout.thinking, SystemClock()):
+    for row in await run_group(engine, task, chat, lease, rollout.thinking, SystemClock(), judged_apart):
         if row.status.is_failure:
             scores.failed += 1
             continue
@@ -175,7 +186,22 @@ def _text(facts: dict[str, Any]) -> str:
         return f"{facts['model']}: no reply could be scored, {facts['failed']} failed"
     spread = f" (95 % interval {bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
     counts = ", ".join(f"{name} {count}" for name, count in facts["statuses"].items())
-    return (
+    head = (
         f"{facts['model']}: mean reward {mean:.3f}{spread} over {facts['prompts']} held-out prompts, "
         f"{facts['replies']} replies ({counts}), {facts['failed']} failed"
     )
+    return "\n".join([head, *(_line(name, of_task) for name, of_task in facts["by_task"].items())])
+
+
+def _line(name: str, facts: dict[str, Any]) -> str:
+    measured = [
+        f"{metric} {found['value']:.3f}" + (" ({:.3f} to {:.3f})".format(*found["ci95"]) if found["ci95"] else "")
+        for metric, found in facts.get("measures", {}).items()
+        if found["value"] is not None
+    ]
+    parts = [", ".join(measured) or "no pass or fail in this task"]
+    if facts["excluded_rows"]:
+        parts.append(f"{facts['excluded_rows']} rows left out")
+    if "to_report_it" in facts:
+        parts.append(facts["to_report_it"])
+    return f"{name}: {'; '.join(parts)}"

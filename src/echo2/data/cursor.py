@@ -45,12 +45,7 @@ class PromptCursor:
 
     def eval_prompts(self, count: int) -> list[Prompt]:
         """The first held-out prompts, ``count`` in all over the tasks by weight; fewer where a split is smaller."""
-        split: Split = "eval"
-        prompts = []
-        for task, share in zip(self._tasks, _shares(self._weights, max(count, len(self._tasks))), strict=True):
-            size = task.size(split)
-            prompts += [task.prompt(split, index) for index in range(share if size is None else min(share, size))]
-        return prompts
+        return held_out_prompts(list(zip(self._tasks, self._weights, strict=True)), count)
 
     def _drawn(self, which: int, drawn: int) -> Prompt:
         """The prompt a task gives when ``drawn`` were taken from it before."""
@@ -59,6 +54,17 @@ class PromptCursor:
             return task.prompt("train", drawn)
         epoch, place = divmod(drawn, size)
         return task.prompt("train", _epoch_order(task.name, size, self._seed, epoch)[place])
+
+
+def held_out_prompts(tasks: Sequence[tuple[Task, float]], count: int) -> list[Prompt]:
+    """``PromptCursor.eval_prompts``, also for tasks without training prompts, such as benchmarks."""
+    split: Split = "eval"
+    prompts: list[Prompt] = []
+    shares = _shares([weight for _, weight in tasks], max(count, len(tasks)))
+    for (task, _), share in zip(tasks, shares, strict=True):
+        size = task.size(split)
+        prompts += [task.prompt(split, index) for index in range(share if size is None else min(share, size))]
+    return prompts
 
 
 def _shares(weights: Sequence[float], total: int) -> list[int]:

@@ -8,18 +8,25 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 from echo2.config.sections import TaskSection
 from echo2.data.task import Task
-from echo2.errors import ConfigError
+from echo2.errors import ConfigError, UserError
 
 ENTRY_POINT_GROUP = "echo2.tasks"
 
 BUILT_IN = {
     "arithmetic": "echo2.data.tasks.arithmetic:Arithmetic",
     "integer_answers": "echo2.data.tasks.integer_answers:IntegerAnswers",
+    "maths": "echo2.data.maths.task:Maths",
+    "aime24": "echo2.data.maths.benchmarks:Aime24",
+    "omnimath": "echo2.data.maths.benchmarks:OmniMath",
+    "jee": "echo2.data.maths.benchmarks:Jee",
+    "hardmath": "echo2.data.maths.benchmarks:HardMath",
+    "imo_answer_400": "echo2.data.maths.benchmarks:ImoAnswer400",
 }
 """Also there when the package runs from a source tree that was never installed."""
 
@@ -50,7 +57,12 @@ def load_task(section: TaskSection) -> Task:
         faults += [f"{section.name}: option {name} must be given" for name in needed]
         if faults:
             raise ConfigError(faults)
-    task = kind(**section.options)
+    try:
+        task = kind(**section.options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"task {section.name} must take its options, it raised {_told(error)}") from error
     task.name, task.options = section.name, dict(section.options)
     return task
 
@@ -59,6 +71,15 @@ def _unknown(task: str, key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{task} has no option {key!r}{hint} (it has {', '.join(known) or 'none'})"
+
+
+def _told(error: Exception) -> str:
+    """Kind, words and place of an error in a person's own code."""
+    place = ""
+    if error.__traceback__ is not None and not isinstance(error, SyntaxError):  # whose words name file and line
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f" ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"
 
 
 def _registered() -> dict[str, EntryPoint]:
@@ -78,6 +99,8 @@ def _find(name: str) -> type[Task]:
     except (ImportError, AttributeError) as error:
         cure = "install its package or add its folder to PYTHONPATH"
         raise ConfigError(f"task {name} must be importable here: {error}; {cure}") from error
+    except Exception as error:  # whatever a person's file does while it is read
+        raise ConfigError(f"task {name} must be importable here: {module_name} raised {_told(error)}") from error
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise ConfigError(f"task {name} must be a subclass of echo2.data.task.Task, got {kind!r}")
     return kind

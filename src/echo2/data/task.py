@@ -10,17 +10,18 @@ configuration as ``module:Class`` or through the entry-point group ``echo2.tasks
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, ClassVar, Literal, Protocol, TypedDict
 
 import msgspec
 
+from echo2.data.attempts import Metric
 from echo2.errors import UserError
 from echo2.types import Prompt
 
@@ -61,6 +62,15 @@ class Task(ABC):
     """Set by the registry to the name in the configuration."""
     options: Mapping[str, Any] = MappingProxyType({})
     """The options it was made with; set by the registry."""
+    pass_reward: ClassVar[float | None] = None
+    """Reward from which a reply passes, for pass@k; None where there is no such thing."""
+    judging_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules beside the task's own whose source decides rewards; part of the fingerprint."""
+
+    @property
+    def metric(self) -> Metric:
+        """What the task is reported by."""
+        return Metric("avg", 1)
 
     @abstractmethod
     def size(self, split: Split) -> int | None:
@@ -78,6 +88,11 @@ class Task(ABC):
     def score(self, prompt: Prompt, reply: str) -> Score:
         """Judge a reply; whatever it raises makes the row a failure, not a zero."""
 
+    async def judge(self, prompt: Prompt, reply: str) -> Score:
+        """``score`` for asyncio. Override it, to the same effect, where judging waits for something; a plain ``score``
+        is called in a thread."""
+        return self.score(prompt, reply)
+
     def gold_reply(self, prompt: Prompt) -> str | None:
         """A reply that scores full marks; None where the task has none. Self-checks and warm starts use it."""
         return None
@@ -93,7 +108,11 @@ class Task(ABC):
     async def rollout(self, prompt: Prompt, talk: Talk) -> Episode:
         """One episode. Override for several turns; the default takes one and scores it."""
         reply = await talk.say(self.messages(prompt))
-        return Episode(self.score(prompt, reply), self.metadata(prompt, reply))
+        return Episode(await self.judge(prompt, reply), self.metadata(prompt, reply))
+
+    def fingerprint_parts(self) -> list[str]:
+        """What else decides rewards, such as the versions of libraries."""
+        return []
 
     def fingerprint(self) -> str:
         """What two machines must share to run and score a prompt alike: name, options, code.
@@ -105,13 +124,20 @@ class Task(ABC):
         for kind in type(self).__mro__:
             if kind is not object:
                 digest.update(f"\n{kind.__qualname__}\n".encode() + _source(kind.__module__))
+        for module in self.judging_modules:
+            digest.update(f"\n{module}\n".encode() + _source(module))
+        digest.update(json.dumps(self.fingerprint_parts()).encode())
         return digest.hexdigest()
 
 
 @cache
 def _source(module_name: str) -> bytes:
     """Source bytes of a module, line ends aside; its name where there is no source."""
-    path = getattr(sys.modules.get(module_name), "__file__", None)
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except (ImportError, ValueError):  # __main__ has none
+        spec = None
+    path = None if spec is None else spec.origin
     if path is None or not Path(path).is_file():
         return module_name.encode()
     return Path(path).read_bytes().replace(b"\r\n", b"\n")

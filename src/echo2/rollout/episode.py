@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 import msgspec
 
 from echo2.data.chat import ChatFormat
-from echo2.data.task import Episode, Message, Task
+from echo2.data.task import Episode, Message, Score, Task
 from echo2.errors import EngineError
 from echo2.ports import Clock
 from echo2.rollout.engine import Completion, Engine
@@ -69,20 +69,42 @@ class Conversation:
         return self._chat.decode(completion.token_ids)
 
 
+Judged = Callable[[Callable[[], Score]], Awaitable[Score]]
+"""Where a task's plain ``score`` is called: in a thread where time is real, at once where it is not."""
+
+
+async def judged_here(judge: Callable[[], Score]) -> Score:
+    return judge()
+
+
 async def run_group(
-    engine: Engine, task: Task, chat: ChatFormat, lease: LeaseGrant, thinking: bool, clock: Clock
+    engine: Engine,
+    task: Task,
+    chat: ChatFormat,
+    lease: LeaseGrant,
+    thinking: bool,
+    clock: Clock,
+    judged: Judged = judged_here,
 ) -> tuple[RowSubmission, ...]:
     """Run the lease's indices; one submission each, in their order. Only cancellation is raised.
 
     The stop tokens are the lease's, or the chat format's where it names none. Ω tells how long the episode took.
     """
-    return await _Group(engine, task, chat, lease, thinking, clock).run()
+    return await _Group(engine, task, chat, lease, thinking, clock, judged).run()
 
 
 class _Group:
     def __init__(
-        self, engine: Engine, task: Task, chat: ChatFormat, lease: LeaseGrant, thinking: bool, clock: Clock
+        self,
+        engine: Engine,
+        task: Task,
+        chat: ChatFormat,
+        lease: LeaseGrant,
+        thinking: bool,
+        clock: Clock,
+        judged: Judged,
     ) -> None:
+        self._judged_where = judged
         self._engine = engine
         self._task = task
         self._chat = chat
@@ -124,14 +146,31 @@ class _Group:
         fed = self._chat.render(self._task.messages(prompt), thinking=self._thinking)
         completions = await self._engine.generate(fed, self._sampling, len(indices))
         asked = Segment(pack_tokens(fed), False)
-        for index, completion in zip(indices, completions, strict=True):
-            try:
-                talk = self._open_talk(self._sampling)
-                reply = talk.take_up(fed, asked, completion)
-                episode = Episode(self._task.score(prompt, reply), self._task.metadata(prompt, reply))
-                self._finish(index, talk, episode)
-            except Exception as problem:
-                self._rows[index] = RowSubmission(index, _status_of(problem), _sentence(problem))
+        pairs = list(zip(indices, completions, strict=True))
+        if self._judged_where is judged_here and not self._judges_itself:  # nothing is waited for
+            for index, completion in pairs:
+                await self._judged(index, fed, asked, completion)
+            return
+        async with asyncio.TaskGroup() as group:  # a reply that is slow to judge delays no other
+            for index, completion in pairs:
+                group.create_task(self._judged(index, fed, asked, completion))
+
+    async def _judged(self, index: int, fed: Sequence[int], asked: Segment, completion: Completion) -> None:
+        try:
+            prompt = self._lease.prompt
+            talk = self._open_talk(self._sampling)
+            reply = talk.take_up(fed, asked, completion)
+            if self._judges_itself:
+                score = await self._task.judge(prompt, reply)
+            else:
+                score = await self._judged_where(lambda: self._task.score(prompt, reply))
+            self._finish(index, talk, Episode(score, self._task.metadata(prompt, reply)))
+        except Exception as problem:
+            self._rows[index] = RowSubmission(index, _status_of(problem), _sentence(problem))
+
+    @property
+    def _judges_itself(self) -> bool:
+        return type(self._task).judge is not Task.judge
 
     async def _conversation(self, index: int, position: int) -> None:
         seed = _conversation_seed(self._sampling.seed, position)

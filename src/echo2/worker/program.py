@@ -27,7 +27,7 @@ from echo2.data.task import Task
 from echo2.errors import Refused, Starved, TransportError, Unauthorised, first_cause
 from echo2.ports import Clock, EventLog, SnapshotSource, SnapshotStock, Spool, Transport
 from echo2.rollout.engine import Engine
-from echo2.rollout.episode import run_group
+from echo2.rollout.episode import Judged, judged_here, run_group
 from echo2.transport.messages import (
     MAX_WAIT_S,
     Done,
@@ -88,8 +88,10 @@ class Worker:
         events: EventLog,
         options: WorkerOptions,
         pulse: Pulse | None = None,
+        judged: Judged = judged_here,
     ) -> None:
-        """pulse: None for a steady one of the options' heartbeat."""
+        """pulse: None for a steady one of the options' heartbeat. judged: where tasks score replies."""
+        self._judged = judged
         self._engine = engine
         self._tasks = tasks
         self._chat = chat
@@ -225,7 +227,7 @@ class Worker:
         task = self._tasks.get(lease.prompt.task)
         if task is None:
             return _failed(lease, RowStatus.ERROR, f"this worker has no task named {lease.prompt.task}")
-        episode = run_group(self._engine, task, self._chat, lease, self._options.thinking, self._clock)
+        episode = run_group(self._engine, task, self._chat, lease, self._options.thinking, self._clock, self._judged)
         try:
             rows = await recall.within(lease.timeout_s + EPISODE_MARGIN_S, "the group", episode)
         except Starved as error:

@@ -24,6 +24,7 @@ from echo2.data.template_chat import TemplateChat
 from echo2.errors import DiskFull, Echo2Error, IntegrityError, Refused, TransportError, Unauthorised
 from echo2.pace import Pace
 from echo2.ports import EventLog, SnapshotSource
+from echo2.rollout.apart import judged_apart
 from echo2.rollout.engines import build_engine
 from echo2.shell import ConsoleEvents, SystemClock, run_program
 from echo2.transport.client import HttpTransport
@@ -130,7 +131,9 @@ class WorkerLife:
             thinking=config.rollout.thinking,
             jitter_seed=self._seed,
         )
-        self._worker = Worker(transport, source, stock, engine, tasks, chat, spool, self._clock, self._events, options)
+        self._worker = Worker(
+            transport, source, stock, engine, tasks, chat, spool, self._clock, self._events, options, None, judged_apart
+        )
         return self._worker
 
     async def _open_source(

@@ -55,7 +55,7 @@ def test_fields_and_a_held_out_file_are_configurable(tmp_path: Path) -> None:
 
 
 def test_unusable_files_are_configuration_faults(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"readable JSONL file, got '.*missing\.jsonl': No such file"):
+    with pytest.raises(ConfigError, match=r"readable file, got '.*missing\.jsonl': No such file"):
         IntegerAnswers(path=str(tmp_path / "missing.jsonl")).size("train")
     wrong = write_rows(tmp_path / "wrong.jsonl", [{"q": 1}])
     with pytest.raises(ConfigError, match=r"none; the first fault: .*wrong\.jsonl, row 1: field 'question'"):

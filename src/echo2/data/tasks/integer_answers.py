@@ -1,4 +1,4 @@
-"""Questions with integer answers from a local JSONL file.
+"""Questions with integer answers from a local file: JSONL, JSON, CSV or Parquet.
 
 Invariant: a row without its fields, or whose gold answer cannot be read, is left out and counted in ``excluded`` with
 its line number; it is never a prompt whose every reply scores zero, or one (A05). A missing file is a ConfigError.
@@ -9,12 +9,12 @@ The file is read when prompts are first asked for, so a worker, which gets whole
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from echo2.data.answers import IntegerAnswerTask, parse_gold
+from echo2.data.rows import Excluded, Fields, read_rows
 from echo2.data.task import Message, Split
 from echo2.errors import ConfigError
 from echo2.types import Prompt
@@ -27,17 +27,8 @@ class Row(msgspec.Struct, frozen=True):
     gold: str
 
 
-class Excluded(msgspec.Struct, frozen=True):
-    path: str
-    line: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}, row {self.line}: {self.reason}"
-
-
 class IntegerAnswers(IntegerAnswerTask):
-    """path: JSONL, one object a row. question_field, answer_field: its fields; GSM8K's ``… #### 18`` is understood.
+    """path: a file of rows. question_field, answer_field: its fields; GSM8K's ``… #### 18`` is understood.
 
     eval_path: file of held-out rows; without one, every eval_every-th readable row of ``path`` is held out.
     instruction: appended to each question, after a blank line.
@@ -95,7 +86,7 @@ class IntegerAnswers(IntegerAnswerTask):
     def _data(self) -> tuple[list[Row], list[Row], list[Excluded]]:
         """(train rows, held-out rows, excluded rows)"""
         if not self._path:
-            raise ConfigError("integer_answers: option path must name a JSONL file of questions, it is empty")
+            raise ConfigError("integer_answers: option path must name a file of questions, it is empty")
         rows, excluded = self._read(self._path)
         if self._eval_path:
             held_out, more = self._read(self._eval_path)
@@ -105,20 +96,11 @@ class IntegerAnswers(IntegerAnswerTask):
         return [row for i, row in enumerate(rows) if (i + 1) % every], held_out, excluded
 
     def _read(self, path: str) -> tuple[list[Row], list[Excluded]]:
-        file = Path(path).expanduser()
-        try:
-            lines = file.read_bytes().split(b"\n")
-        except OSError as error:
-            raise ConfigError(
-                f"integer_answers: path must name a readable JSONL file, got {path!r}: {error.strerror}"
-            ) from error
         rows: list[Row] = []
         excluded: list[Excluded] = []
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
+        for number, fields in read_rows(path, "integer_answers"):
             try:
-                rows.append(self._row(number, line))
+                rows.append(self._row(number, fields))
             except ValueError as error:
                 excluded.append(Excluded(path, number, str(error)))
         if not rows:
@@ -126,14 +108,10 @@ class IntegerAnswers(IntegerAnswerTask):
             raise ConfigError(f"integer_answers: {path} must hold at least one usable row, it holds none{first}")
         return rows, excluded
 
-    def _row(self, number: int, line: bytes) -> Row:
+    def _row(self, number: int, fields: Fields | ValueError) -> Row:
         """Raises ValueError saying what the row lacks."""
-        try:
-            fields = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"a row must be a JSON object: {error}") from error
-        if not isinstance(fields, dict):
-            raise ValueError(f"a row must be a JSON object, got a {type(fields).__name__}")
+        if isinstance(fields, ValueError):
+            raise fields
         question, gold = fields.get(self._question_field), fields.get(self._answer_field)
         if not isinstance(question, str) or not question.strip():
             raise ValueError(

@@ -1,0 +1,43 @@
+"""Judging that may take long, away from the event loop.
+
+Invariant: the event loop never waits for a task's ``score``. One that does not come back holds a thread of its own and
+nothing else: the lease times out, heartbeats go on, and the program can end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from echo2.data.task import Score
+
+
+async def judged_apart(judge: Callable[[], Score]) -> Score:
+    """``judge()`` in a thread; whatever it raises is raised here."""
+    loop = asyncio.get_running_loop()
+    judged: asyncio.Future[Score] = loop.create_future()
+
+    def settle(score: Score | None, error: BaseException | None) -> None:
+        if judged.done():  # nobody waits any more
+            return
+        if error is not None:
+            judged.set_exception(error)
+        else:
+            judged.set_result(score)  # type: ignore[arg-type]  # without an error there is a score
+
+    def work() -> None:
+        score: Score | None = None
+        error: BaseException | None = None
+        try:
+            score = judge()
+        except Exception as problem:
+            error = problem
+        try:
+            loop.call_soon_threadsafe(settle, score, error)
+        except RuntimeError:
+            return  # the loop has ended
+
+    # A daemon: a pool's threads would be waited for when the program ends.
+    threading.Thread(target=work, name="judge", daemon=True).start()
+    return await judged
