@@ -20,6 +20,7 @@ ENTRY_POINT_GROUP = "echo2.tasks"
 BUILT_IN = {
     "arithmetic": "echo2.data.tasks.arithmetic:Arithmetic",
     "integer_answers": "echo2.data.tasks.integer_answers:IntegerAnswers",
+    "sandbox": "echo2.data.sandbox.task:SandboxTask",
 }
 """Also there when the package runs from a source tree that was never installed."""
 

@@ -32,6 +32,10 @@ class Message(TypedDict):
     content: str
 
 
+Played = tuple[Prompt, float, Mapping[str, Any]]
+"""A prompt, the reward an episode of it got, and its Ω."""
+
+
 class Score(msgspec.Struct, frozen=True):
     reward: float
     status: str
@@ -44,6 +48,8 @@ class Episode(msgspec.Struct, frozen=True):
     score: Score
     omega: dict[str, Any] = {}
     """Ω: what the objective or a report needs, msgpack types only."""
+    normalisation_key: str | None = None
+    """Advantages are normalised over the batch's records of one key; None means the group."""
 
 
 class Talk(Protocol):
@@ -51,6 +57,15 @@ class Talk(Protocol):
 
     async def say(self, messages: Sequence[Message]) -> str:
         """Add messages (all that happened since the policy's last turn) and return the policy's reply."""
+        ...
+
+    def recite(self, messages: Sequence[Message], reply: str) -> None:
+        """Add messages and a reply that somebody else gave to them, to be trained on as off-policy data."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Which trajectory of its group this is, from 0."""
         ...
 
 
@@ -95,6 +110,14 @@ class Task(ABC):
         reply = await talk.say(self.messages(prompt))
         return Episode(self.score(prompt, reply), self.metadata(prompt, reply))
 
+    def table(self, played: Sequence[Played]) -> list[dict[str, Any]]:
+        """Rows that ``echo2 eval`` shows beside the mean reward, each with the same columns; none by default."""
+        return []
+
+    def code(self) -> Sequence[str]:
+        """Names of the modules that scores depend on, beside those of the task's own classes."""
+        return ()
+
     def fingerprint(self) -> str:
         """What two machines must share to run and score a prompt alike: name, options, code.
 
@@ -105,6 +128,8 @@ class Task(ABC):
         for kind in type(self).__mro__:
             if kind is not object:
                 digest.update(f"\n{kind.__qualname__}\n".encode() + _source(kind.__module__))
+        for module_name in self.code():
+            digest.update(f"\n{module_name}\n".encode() + _source(module_name))
         return digest.hexdigest()
 
 
