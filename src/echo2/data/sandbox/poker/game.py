@@ -3,7 +3,8 @@
 Invariant: the gains of all seats sum to zero whenever a hand is over, and the same seed deals the same cards to the same
 seats whoever sits there, so that two players can be compared on duplicate deals.
 
-The button is seat 0 in the first hand and moves to the next seat that has chips after each one.
+The button is seat 0 in the first hand and moves to the next seat that has chips after each one; between the last two the
+big blind moves on, so that nobody posts it twice when a third player leaves (TDA rule on heads-up play).
 """
 
 from __future__ import annotations
@@ -181,8 +182,17 @@ class Poker:
         alive = [seat for seat in range(self.seats) if self._banks[seat]]
         if self._number >= self._hands or len(alive) < 2:
             return None
-        self._button = next(s for i in range(1, self.seats + 1) if (s := (self._button + i) % self.seats) in alive)
+        if len(alive) == 2:
+            last_big_blind = self._order[0] if len(self._order) == 2 else self._order[1]
+            alive.remove(self._next(last_big_blind, alive))
+            self._button = alive[0]
+        else:
+            self._button = self._next(self._button, alive)
         return self._deal()
+
+    def _next(self, seat: int, among: Sequence[int]) -> int:
+        """The first of ``among`` to the left of a seat."""
+        return next(s for i in range(1, self.seats + 1) if (s := (seat + i) % self.seats) in among)
 
     # ---- what seats read ---------------------------------------------------------------------------------------
 

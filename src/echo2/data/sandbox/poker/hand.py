@@ -1,4 +1,4 @@
-"""One hand of No-Limit Texas Hold'em, played by ``pokerkit`` with cards that are known beforehand.
+"""One hand of No-Limit Texas Hold'em, its betting by ``pokerkit``, with cards that are known beforehand.
 
 Invariant: chips are conserved: stacks and what lies in the middle sum to the starting stacks after every action.
 
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pokerkit import Automation, NoLimitTexasHoldem
 
 from echo2.data.sandbox.poker.actions import Action, Bounds
+from echo2.data.sandbox.poker.pots import payments
 
 STREETS = ("preflop", "flop", "turn", "river")
 _FLOP, _CARDS_OF_BOARD = 3, 5
@@ -39,6 +40,10 @@ class Hand:
         self.board: list[str] = []
         # An ante trimming status of True and no antes; the smallest bet is the big blind.
         self._state = NoLimitTexasHoldem.create_state(_AUTOMATIC, True, 0, blinds, blinds[1], self.starting, places)
+        self._paid = [start - left for start, left in zip(self.starting, self._state.stacks, strict=True)]
+        self._live = [True] * places
+        self._final: tuple[int, ...] | None = None
+        """[places] stacks of a finished hand"""
         for hole in self.holes:
             self._state.deal_hole("".join(hole))
         self._deal()
@@ -51,7 +56,9 @@ class Hand:
     @property
     def stacks(self) -> tuple[int, ...]:
         """[places] chips behind"""
-        return tuple(self._state.stacks)
+        if self._final is not None:
+            return self._final
+        return tuple(start - paid for start, paid in zip(self.starting, self._paid, strict=True))
 
     @property
     def in_front(self) -> tuple[int, ...]:
@@ -61,12 +68,12 @@ class Hand:
     @property
     def live(self) -> tuple[bool, ...]:
         """[places] not folded"""
-        return tuple(self._state.statuses)
+        return tuple(self._live)
 
     @property
     def pot(self) -> int:
-        """All chips in the middle, this street's bets among them."""
-        return int(self._state.total_pot_amount)
+        """All chips in the middle, this street's bets among them; 0 when the hand is over."""
+        return 0 if self._final is not None else sum(self._paid)
 
     @property
     def street(self) -> str:
@@ -89,11 +96,18 @@ class Hand:
 
     def act(self, action: Action) -> None:
         """Take a legal action (``actions.settle``). Raises ValueError for any other."""
+        place = self.actor
+        if place is None:
+            raise ValueError("a hand that is over takes no action")
         if action.kind == "fold":
             self._state.fold()
+            self._live[place] = False
         elif action.kind in ("check", "call"):
+            self._paid[place] += int(self._state.checking_or_calling_amount or 0)
             self._state.check_or_call()
         else:
+            assert action.amount is not None, "a legal bet or raise has a total"
+            self._paid[place] += action.amount - self._state.bets[place]
             self._state.complete_bet_or_raise_to(action.amount)
         self._deal()
 
@@ -108,3 +122,7 @@ class Hand:
             cards, self._to_come = self._to_come[:count], self._to_come[count:]
             state.deal_board("".join(cards))
             self.board += cards
+        if not state.status:
+            back = payments(self._paid, self._live, self.holes, self.board)
+            left = (start - paid for start, paid in zip(self.starting, self._paid, strict=True))
+            self._final = tuple(stack + got for stack, got in zip(left, back, strict=True))
