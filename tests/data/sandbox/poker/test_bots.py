@@ -54,6 +54,6 @@ async def test_styles_differ() -> None:
 @pytest.mark.timeout(900)
 async def test_strengths_differ() -> None:
     """The one that counts beats both caricatures."""
-    won = {pair: await gain(*pair, deals=400) for pair in combinations(BOTS, 2)}
+    won = {pair: await gain(*pair, deals=300) for pair in combinations(BOTS, 2)}
     assert won["rock", "counter"] < 0
     assert won["maniac", "counter"] < 0

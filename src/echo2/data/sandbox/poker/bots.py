@@ -4,7 +4,8 @@ Invariant: a bot is a function of what its seat may know and of seeded random nu
 
 - ``rock`` (tight, passive): plays strong cards only, calls with what it holds, seldom raises; folds to pressure.
 - ``maniac`` (loose, aggressive): plays almost everything and bets or raises more often than not, whatever it holds.
-- ``counter`` (by equity): deals the unseen cards a hundred times, calls when the price is right and raises for value.
+- ``counter`` (by equity): deals the unseen cards a hundred times, calls when the price is right, raises for value, and
+  bets at nobody's bet now and then whatever it holds.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ MANIAC_RAISES = 0.55
 MANIAC_MOST_RAISES = 4
 """On one street; two maniacs would otherwise always end all-in."""
 COUNTER_DRAWS = 100
-COUNTER_RAISES = 0.2
-"""Equity above an even share of the pot that is worth a raise."""
-COUNTER_MARGIN = 0.05
-"""Equity wanted above the pot odds: those who bet hold better than random cards."""
+COUNTER_BETS, COUNTER_RAISES = 0.05, 0.25
+"""Equity above an even share of the pot that is worth a first bet, and as much again for each raise before."""
+COUNTER_BLUFFS = 0.4
+"""Share of weak hands it bets when it could check, while the pot is small."""
+COUNTER_MARGIN = 0.04
+"""Equity wanted above the pot odds, and again for each raise."""
+SMALL_POT, BIG_POT_MARGIN = 4, 0.15
+"""In a pot above so many big blinds somebody holds better than random cards: so much more equity is wanted."""
 
 
 def rock(view: View, draw: Random, /) -> str:
@@ -55,9 +60,12 @@ def counter(view: View, draw: Random, /) -> str:
     bounds = view.bounds
     share = 1.0 / (1 + view.rivals)
     wins = equity(view.hole, view.board, max(1, view.rivals), COUNTER_DRAWS, draw)
-    if wins >= share + COUNTER_RAISES * (1 + view.raises):
+    small = view.pot <= SMALL_POT * view.big_blind
+    caution = 0.0 if small else BIG_POT_MARGIN
+    bluffs = small and not bounds.to_call and draw.random() < COUNTER_BLUFFS
+    if bluffs or wins >= share + COUNTER_BETS + COUNTER_RAISES * view.raises + caution:
         return _raise(bounds, bounds.facing + int(0.75 * view.pot))
-    return _call_or_fold(bounds, wins >= view.pot_odds + COUNTER_MARGIN)
+    return _call_or_fold(bounds, wins >= view.pot_odds + COUNTER_MARGIN * (1 + view.raises) + caution)
 
 
 BOTS = {"rock": rock, "maniac": maniac, "counter": counter}
