@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 
 from echo2.data.sandbox.poker.actions import Action, Bounds, read, settle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from echo2.cli.output import JsonFlag, SetOption, note, print_json
 if TYPE_CHECKING:
     from echo2.config.root import Config
     from echo2.data.chat import ChatFormat
-    from echo2.data.task import Task
+    from echo2.data.task import Played, Task
     from echo2.rollout.engine import Engine
     from echo2.types import Prompt
 
@@ -32,6 +32,10 @@ class Scores(msgspec.Struct):
     statuses: dict[str, int] = {}
     failed: int = 0
     """Replies that could not be had or scored; not zeros."""
+    played: dict[str, list[Played]] = {}
+    """Finished episodes of each task."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    """What tasks with a table of their own say of them."""
 
 
 def evaluate(
@@ -43,7 +47,7 @@ def evaluate(
     overrides: SetOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Score a model on held-out prompts: mean reward, count and a 95 % interval over prompts."""
+    """Score a model on held-out prompts: mean reward, count and a 95 % interval over prompts; of games, a table."""
     from echo2.cli.inputs import checked_config
 
     chosen = list(overrides or []) + ([f"model.path={model}"] if model else [])
@@ -66,6 +70,7 @@ def summarise(scores: Scores) -> dict[str, Any]:
         "replies": sum(len(rewards) for rewards in scores.rewards.values()),
         "failed": scores.failed,
         "statuses": dict(sorted(scores.statuses.items())),
+        "tables": scores.tables,
     }
 
 
@@ -99,6 +104,8 @@ async def _score(config: Config, folder: Path) -> Scores:
             note(f"{min(start + TOGETHER, len(prompts))} of {len(prompts)} prompts scored")
     finally:
         await engine.close()
+    tables = {name: by_name[name].table(played) for name, played in scores.played.items()}
+    scores.tables = {name: rows for name, rows in tables.items() if rows}
     return scores
 
 
@@ -165,6 +172,7 @@ async def _score_prompt(
             continue
         record = msgspec.msgpack.decode(row.record, type=Trajectory)
         scores.rewards.setdefault(prompt.prompt_id, []).append(record.reward)
+        scores.played.setdefault(task.name, []).append((prompt, record.reward, record.omega))
         status = str(record.omega.get("status", "scored"))
         scores.statuses[status] = scores.statuses.get(status, 0) + 1
 
@@ -175,7 +183,24 @@ def _text(facts: dict[str, Any]) -> str:
         return f"{facts['model']}: no reply could be scored, {facts['failed']} failed"
     spread = f" (95 % interval {bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
     counts = ", ".join(f"{name} {count}" for name, count in facts["statuses"].items())
-    return (
+    head = (
         f"{facts['model']}: mean reward {mean:.3f}{spread} over {facts['prompts']} held-out prompts, "
         f"{facts['replies']} replies ({counts}), {facts['failed']} failed"
     )
+    return "\n".join([head, *(line for rows in facts["tables"].values() for line in _table(rows))])
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of a table, a column for each key."""
+    columns = list(rows[0])
+    cells = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return " to ".join(map(_cell, value)) if isinstance(value, tuple) else str(value)

@@ -39,9 +39,7 @@ MAX_ERROR_CHARS = 300
 class Conversation:
     """A ``Talk`` that keeps the tokens."""
 
-    def __init__(
-        self, engine: Engine, chat: ChatFormat, sampling: Sampling, thinking: bool, position: int = 0
-    ) -> None:
+    def __init__(self, engine: Engine, chat: ChatFormat, sampling: Sampling, thinking: bool, position: int = 0) -> None:
         self.position = position
         self._engine = engine
         self._chat = chat

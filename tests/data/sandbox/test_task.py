@@ -7,6 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from games import CHAT, Sampler, calls, games, ids, mask, sandbox_task
 
 from echo2.config.sections import TaskSection
 from echo2.data.inspect import check
@@ -14,7 +15,6 @@ from echo2.data.registry import load_task
 from echo2.data.sandbox.log import read_logs, write_logs
 from echo2.data.sandbox.recorded import record
 from echo2.errors import ConfigError
-from games import CHAT, Sampler, calls, games, ids, mask, sandbox_task
 
 THOUGHT = "<think>\nThey are weak.\n</think>\n\n"
 
@@ -100,7 +100,6 @@ async def test_a_group_plays_one_game_and_its_rewards_sum_to_the_return(sandbox:
         records = await games(task, task.prompt("train", index), Sampler(calls), count=3)
         assert len({record.reward for record in records}) == 1
         assert {sum(record.omega["rewards"]) for record in records} == {records[0].reward}
-        assert len({record.normalisation_key for record in records}) == 1
 
 
 async def test_a_game_without_a_turn_of_the_policy_is_counted_and_another_is_played() -> None:
@@ -132,7 +131,9 @@ def test_opponents_are_drawn_by_weight_and_seed() -> None:
     drawn = Counter(name for i in range(400) for name in task.prompt("train", i).content["players"] if name != "policy")
     assert 250 < drawn["maniac"] < 350
     assert drawn["rock"] + drawn["maniac"] == 400
-    assert task.prompt("train", 7) == sandbox_task(opponents=["rock", {"name": "maniac", "weight": 3}]).prompt("train", 7)
+    assert task.prompt("train", 7) == sandbox_task(opponents=["rock", {"name": "maniac", "weight": 3}]).prompt(
+        "train", 7
+    )
 
 
 @pytest.mark.parametrize("sandbox", ["poker", "moba"])

@@ -13,7 +13,7 @@ Normalise = Literal["deal", "similar", "batch"]
 
 
 def normalisation_key(log: GameLog, normalise: Normalise) -> str:
-    """The record's ``normalisation_key``. Example, ``similar``: ``poker/strong/button/rock``."""
+    """A record's ``normalisation_key``. Example, ``similar``: ``poker/strong/button/rock``."""
     others = "+".join(sorted(name for seat, name in enumerate(log.players) if seat != log.seat))
     match normalise:
         case "deal":

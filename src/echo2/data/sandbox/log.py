@@ -1,7 +1,7 @@
 """The raw log of a game, seen from one seat, and what it becomes: chat messages.
 
-Invariant: L = [(s_t, a_t, r_t)]: what the seat read, what it said, and what its gain changed by from its last turn to its
-next one (or the end), less what its faults cost. The rewards of a log sum to its return.
+Invariant: L = [(s_t, a_t, r_t)]: what the seat read, what it said, and what its gain changed by from its last turn to
+its next one (or the end), less what its faults cost. The rewards of a log sum to its return.
 
 A log is a line of JSON; whoever recorded it, a policy, a rule bot or somebody else, it makes the same messages.
 """

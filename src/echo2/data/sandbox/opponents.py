@@ -1,7 +1,7 @@
 """The mixture of opponents of a run.
 
-Invariant: who sits in a game follows from the prompt alone. Drawing happens when a prompt is made, so the trajectories of a
-group meet the same opponents, and a worker draws nothing.
+Invariant: who sits in a game follows from the prompt alone. Drawing happens when a prompt is made, so the
+trajectories of a group meet the same opponents, and a worker draws nothing.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from echo2.types import Prompt
 
 
 class Recorded:
-    """together: logs of one prompt. Those of one deal and seat come together, so that ``deal`` has something to compare."""
+    """together: logs of one prompt, those of one deal and seat next to each other, so ``deal`` can compare them."""
 
     def __init__(self, path: str, together: int) -> None:
         logs = sorted(read_logs(Path(path)), key=lambda log: (log.sandbox, log.seed, log.seat))

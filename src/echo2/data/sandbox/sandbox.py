@@ -1,7 +1,7 @@
 """What an environment of several turns is: a state machine that speaks text.
 
-Invariant: pure. No clock, no I/O, no randomness but the seed's; the same seed and replies give the same game. A reply that
-is no action changes nothing: ``step`` answers with a ``Fault``, and who drives the game decides what that costs.
+Invariant: pure. No clock, no I/O, no randomness but the seed's; the same seed and replies give the same game. A reply
+that is no action changes nothing: ``step`` answers with a ``Fault``, and who drives the game decides what that costs.
 """
 
 from __future__ import annotations

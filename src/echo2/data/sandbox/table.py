@@ -1,8 +1,8 @@
 """Comparing players: gain per opponent, with intervals that duplicate deals make narrow.
 
-Invariant: a deal counts only when it was played from every seat; its worth is the mean over its seats, so the luck of cards
-and of position, which is the same for whoever plays it, cancels in a comparison and shrinks the interval. Deals are the
-independent draws of the 95 % interval, never single games.
+Invariant: a deal counts only when it was played from every seat; its worth is the mean over its seats, so the luck of
+cards and of position, which is the same for whoever plays it, cancels in a comparison and shrinks the interval. Deals
+are the independent draws of the 95 % interval, never single games.
 """
 
 from __future__ import annotations

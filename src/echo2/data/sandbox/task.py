@@ -1,8 +1,8 @@
 """Games as a task: an episode is one game of one seat, its reward the seat's gain less what its faults cost.
 
-Invariant: a prompt holds everything a worker needs to play it: the deal, the seat, who else sits where. So all trajectories
-of a group play the same deal from the same seat against the same opponents. In the held-out split every deal is played
-from every seat against every opponent: duplicate deals, on which luck cancels.
+Invariant: a prompt holds everything a worker needs to play it: the deal, the seat, who else sits where. So all
+trajectories of a group play the same deal from the same seat against the same opponents. In the held-out split every
+deal is played from every seat against every opponent: duplicate deals, on which luck cancels.
 
 The poker ``walk``, a game that ends before the policy had a turn, teaches nothing: another deal is played, until it has
 one. What the first deal brought stands in Ω as ``gain``, so that evaluation counts it.
@@ -128,7 +128,7 @@ class SandboxTask(Task):
     async def rollout(self, prompt: Prompt, talk: Talk) -> Episode:
         if "logs" in prompt.content:
             log = log_at(prompt, talk.position)
-            return await recite(log, talk, self._key(log))
+            return await recite(log, talk, normalisation_key(log, self._normalise))
         log, first_gain, deals = await self._play(prompt, talk)
         status = "won" if log.total > 0 else "lost" if log.total < 0 else "even"
         omega = {
@@ -140,7 +140,9 @@ class SandboxTask(Task):
             "rewards": [entry.reward for entry in log.entries],
             "faults": log.faults,
         }
-        return Episode(Score(log.total, status), omega, self._key(log))
+        # A deal is its group's own: None leaves equal returns visible to the buffer as a group without signal.
+        key = None if self._normalise == "deal" else normalisation_key(log, self._normalise)
+        return Episode(Score(log.total, status), omega, key)
 
     def table(self, played: Sequence[Played]) -> list[dict[str, Any]]:
         """Per opponent: gain per game (the paper's Table 4) and the sandbox's measure with its 95 % interval."""
@@ -175,9 +177,6 @@ class SandboxTask(Task):
     def _new(self) -> Sandbox:
         return load_sandbox(self._sandbox, self._settings)
 
-    def _key(self, log: GameLog) -> str:
-        return normalisation_key(log, self._normalise)
-
     def _opening(self, prompt: Prompt) -> tuple[Sandbox, Turn]:
         """A game in which it is the seat's first turn."""
         seat, names = prompt.content["seat"], prompt.content["players"]
@@ -203,7 +202,9 @@ class SandboxTask(Task):
             seed = _again(prompt.content["deal"], again)
             turn = game.reset(seed)
             players = [
-                Speaker(talk.say, game.rules) if name == POLICY else self._opponents.player(name, seed, place, game.rules)
+                Speaker(talk.say, game.rules)
+                if name == POLICY
+                else self._opponents.player(name, seed, place, game.rules)
                 for place, name in enumerate(names)
             ]
             entries = (await play(game, turn, players, self._retries))[seat]

@@ -49,5 +49,5 @@ async def test_games_end_and_gains_sum_to_zero_whoever_plays() -> None:
 
 @pytest.mark.parametrize("settings", [{"ticks": 0}, {"ticks": "12"}, {"tick": 3}])
 def test_wrong_settings_are_told_in_a_sentence(settings: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="moba: ticks must be|correct its options"):
+    with pytest.raises(ConfigError, match=r"moba: ticks must be|correct its options"):
         load_sandbox("moba", settings)

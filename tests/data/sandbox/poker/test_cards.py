@@ -3,10 +3,10 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from poker import cards
 from pokerkit import StandardHighHand
 
 from echo2.data.sandbox.poker.cards import DECK, chen, equity, shuffled, value
-from poker import cards
 
 LADDER = (
     "AhKdJc9s7h5d3c", "2h2dKcJs9h7d5c", "AhAdKcJs9h7d5c", "3h3d2c2sAh9d7c", "AhAdKcKs9h7d5c", "2h2d2cKsJh9d7c",
@@ -54,7 +54,14 @@ def test_equity_is_near_what_tables_say() -> None:
 
 @pytest.mark.parametrize(
     ("hole", "points"),
-    [(("Ac", "Ad"), 20), (("As", "Ks"), 12), (("Ts", "Js"), 9), (("5c", "7c"), 5.5), (("2c", "7d"), -1.5), (("2c", "2d"), 5)],
+    [
+        (("Ac", "Ad"), 20),
+        (("As", "Ks"), 12),
+        (("Ts", "Js"), 9),
+        (("5c", "7c"), 5.5),
+        (("2c", "7d"), -1.5),
+        (("2c", "2d"), 5),
+    ],
 )
 def test_chen_points_are_those_of_the_book(hole: tuple[str, str], points: float) -> None:
     assert chen(hole) == points

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from poker import deck
 
 from echo2.data.sandbox.catalogue import load_sandbox
 from echo2.data.sandbox.poker.game import Poker
 from echo2.data.sandbox.sandbox import Fault, Outcome, Turn
 from echo2.errors import ConfigError
-from poker import deck
 
 
 class Stacked(Poker):
@@ -58,7 +58,7 @@ def test_the_prompt_says_what_amounts_mean_and_what_a_fault_costs() -> None:
     [(0, 2, 1), (1, 2, 0), (2, 1, 0)],
 )
 def test_g01_a_table_that_shrinks_to_two_seats_gets_the_order_right(bust: int, button: int, big_blind: int) -> None:
-    """Seat 0 has the button, 1 and 2 the blinds; then button first before the flop, last after it, and no blind twice."""
+    """Seat 0 had the button, 1 and 2 the blinds; then button first before the flop, last after, no big blind twice."""
     stacks = [100, 100, 100]
     stacks[bust] = 20
     winner = (bust + 1) % 3
@@ -69,7 +69,9 @@ def test_g01_a_table_that_shrinks_to_two_seats_gets_the_order_right(bust: int, b
     turn: Turn | None = game.reset(5)
     while turn is not None and "Hand over" not in turn.state:
         dear = turn.view.bounds.to_call > 0
-        turn = said(game, "all-in" if turn.seat == bust else "check" if not dear else "call" if turn.seat == winner else "fold")
+        turn = said(
+            game, "all-in" if turn.seat == bust else "check" if not dear else "call" if turn.seat == winner else "fold"
+        )
     for words, seat, position in (("call", button, "button"), ("check", big_blind, "big blind")):
         assert turn is not None
         assert (turn.seat, turn.view.position, turn.view.street) == (seat, position, "preflop")

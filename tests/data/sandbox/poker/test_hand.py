@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from poker import ROYAL_BOARD, cards, deck, play_random_hand, say
 
 from echo2.data.sandbox.poker.actions import read, settle
 from echo2.data.sandbox.poker.hand import Hand
 from echo2.data.sandbox.poker.pots import payments
 from echo2.data.sandbox.sandbox import Fault
-from poker import ROYAL_BOARD, cards, deck, play_random_hand, say
 
 ANY_TWO = deck("", "", board="2c7d9hJsQc")
 DULL = "2c7d9h3s4c"
@@ -120,7 +120,7 @@ def test_g08_the_odd_chip_goes_to_the_first_tied_seat_left_of_the_button() -> No
 
 
 def test_g08_each_side_pot_is_split_on_its_own() -> None:
-    """Main pot 3 · 5 = 15 between the two who tie, side pot 144 likewise, 9 likewise; 6 to whom the last could not match.
+    """Main pot 3 · 5 = 15 to the two who tie, side pots 144 and 9 likewise; 6 come back.
 
     Joined, as pokerkit joins them once the losers' hands are folded, they would make 168 without an odd chip.
     """
@@ -137,7 +137,7 @@ def test_what_a_folded_player_paid_above_the_others_goes_with_the_last_pot() -> 
 
 @pytest.mark.parametrize("block", range(8))
 def test_chips_are_conserved_and_pots_go_where_pokerkit_sends_them(block: int) -> None:
-    """2,000 hands of two to six seats, legal actions at random: our evaluator and pokerkit's agree on every showdown."""
+    """2,000 hands of two to six seats, legal actions at random: both evaluators agree on every showdown."""
     for number in range(block * 250, (block + 1) * 250):
         play_random_hand(number)
 

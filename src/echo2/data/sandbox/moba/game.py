@@ -1,6 +1,7 @@
 """A lane duel as a sandbox: last hits, gold, towers, respawns.
 
-Invariant: a seat chooses without knowing what the other chose in the same tick, although they are asked one after the other.
+Invariant: a seat chooses without knowing what the other chose in the same tick, although they are asked one after the
+other.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class LaneDuel:
     def rules(self) -> str:
         return (
             "You play a hero in a lane against another hero; have more gold than it at the end. Both choose at the same"
-            f" time. farm: hit the enemy's front creep for {FARM_DAMAGE}; the hit that kills it is worth {LAST_HIT_GOLD}"
+            f" time. farm: hit the enemy's front creep for {FARM_DAMAGE}; the hit that kills it brings {LAST_HIT_GOLD}"
             f" gold. Creeps lose 1 each tick by themselves. harass: hit the enemy hero for {HARASS_DAMAGE}, unless it"
             f" retreats; its creeps hit back for 1. A kill is worth {KILL_GOLD} gold, and the fallen hero is away for"
             f" {RESPAWN_TICKS} ticks. siege: hit the enemy's tower for {SIEGE_DAMAGE}; it hits back for {TOWER_DAMAGE}."
@@ -116,9 +117,9 @@ class LaneDuel:
             if lane.over:
                 return None
             happened = lane.tick((self._chosen.get(0, "hold"), self._chosen.get(1, "hold")))
-            for number, (own, other) in enumerate(happened):
-                self._news[number] = f"{self._news[number]} {own}".strip()
-                self._news[1 - number] = f"{self._news[1 - number]} {other}".strip()
+            for number, (to_own, to_other) in enumerate(happened):
+                self._news[number] = f"{self._news[number]} {to_own}".strip()
+                self._news[1 - number] = f"{self._news[1 - number]} {to_other}".strip()
             self._chosen = {}
         own, enemy = lane.sides[seat], lane.sides[1 - seat]
         view = View(

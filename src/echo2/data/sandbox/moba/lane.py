@@ -1,7 +1,7 @@
 """The rules of a lane duel: two heroes, two waves of creeps, two towers.
 
-Invariant: pure and symmetric. Both heroes choose before either moves; what a tick does to one side it would do to the other
-with the sides exchanged. The gain is gold, each side's less the other's, so gains sum to zero.
+Invariant: pure and symmetric. Both heroes choose before either moves; what a tick does to one side it would do to the
+other with the sides exchanged. The gain is gold, each side's less the other's, so gains sum to zero.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def state_text(view: View, full_hp: int, full_tower: int) -> str:
     enemy = f"away for {view.enemy_away} ticks" if view.enemy_away else f"{view.enemy_hp}/{full_hp} hp"
     lines = [view.news] if view.news else []
     lines += [
-        f"Ticks left: {view.ticks_left}. You: {view.hp}/{full_hp} hp, {view.gold} gold, tower {view.tower}/{full_tower}.",
+        f"Ticks left: {view.ticks_left}.",
+        f"You: {view.hp}/{full_hp} hp, {view.gold} gold, tower {max(0, view.tower)}/{full_tower}.",
         f"Enemy: {enemy}, {view.enemy_gold} gold, tower {max(0, view.enemy_tower)}/{full_tower}.",
         f"Front creeps: enemy's {_creep(view.enemy_creep)}, yours {_creep(view.creep)}.",
         "You may: farm, harass, siege, retreat, hold.",

@@ -1,8 +1,9 @@
 """Betting actions: read from text, and held against the rules.
 
-Invariant: amounts are totals. ``raise to 20`` (and ``raise 20``) by a player with 4 in front costs 16. An action is taken
-as said or not at all: a bet facing a bet, a raise below the minimum or above the stack, a check facing a bet are illegal.
-The one exception is what every card room does: a call for more than the stack is a call with the whole stack.
+Invariant: amounts are totals. ``raise to 20`` (and ``raise 20``) by a player with 4 in front costs 16. An action is
+taken as said or not at all: a bet facing a bet, a raise below the minimum or above the stack, a check facing a bet
+are illegal. The one exception is what every card room does: a call for more than the stack is a call with the whole
+stack.
 """
 
 from __future__ import annotations

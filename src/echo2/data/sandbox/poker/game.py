@@ -1,10 +1,10 @@
 """No-Limit Texas Hold'em for two to six seats, as a sandbox.
 
-Invariant: the gains of all seats sum to zero whenever a hand is over, and the same seed deals the same cards to the same
-seats whoever sits there, so that two players can be compared on duplicate deals.
+Invariant: the gains of all seats sum to zero whenever a hand is over, and the same seed deals the same cards to the
+same seats whoever sits there, so that two players can be compared on duplicate deals.
 
-The button is seat 0 in the first hand and moves to the next seat that has chips after each one; between the last two the
-big blind moves on, so that nobody posts it twice when a third player leaves (TDA rule on heads-up play).
+The button is seat 0 in the first hand and moves to the next seat that has chips after each one; between the last two
+the big blind moves on, so that nobody posts it twice when a third player leaves (TDA rule on heads-up play).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Poker:
         hands: int = 1,
         carry: bool = False,
     ) -> None:
-        stacks = stack if isinstance(stack, list) else [stack] * (seats if isinstance(seats, int) else 0)
+        stacks = stack if isinstance(stack, list) else [stack] * min(seats if isinstance(seats, int) else 0, MAX_SEATS)
         faults = [
             f"poker: {name} must be an integer in {low}..{high}, got {value!r}"
             for name, value, low, high in (
@@ -60,8 +60,7 @@ class Poker:
             faults.append(f"poker: stack must be more than a big blind of {big_blind}, got {min(stacks)}")
         if not faults and len(stacks) != seats:
             faults.append(f"poker: stack must be a number or one for each of the {seats} seats, got {len(stacks)}")
-        if not isinstance(carry, bool):
-            faults.append(f"poker: carry must be true or false, got {carry!r}")
+        faults += [f"poker: carry must be true or false, got {v!r}" for v in (carry,) if not isinstance(v, bool)]
         if faults:
             raise ConfigError(faults)
         self._stacks, self._blinds = tuple(stacks), (small_blind, big_blind)

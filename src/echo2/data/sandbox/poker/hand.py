@@ -2,8 +2,8 @@
 
 Invariant: chips are conserved: stacks and what lies in the middle sum to the starting stacks after every action.
 
-Places count from the left of the button, which is last: the small blind is 0, the big blind 1; heads-up the button posts
-the small blind, so place 1 is the button and small blind, place 0 the big blind.
+Places count from the left of the button, which is last: the small blind is 0, the big blind 1; heads-up the button
+posts the small blind, so place 1 is the button and small blind, place 0 the big blind.
 """
 
 from __future__ import annotations

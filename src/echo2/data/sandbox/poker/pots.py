@@ -1,10 +1,10 @@
 """Who gets what of the pots.
 
-Invariant: what is paid out is what was paid in. Each side pot is split on its own, its odd chips go to the first winner left
-of the button, and chips nobody could match come back.
+Invariant: what is paid out is what was paid in. Each side pot is split on its own, its odd chips go to the first
+winner left of the button, and chips nobody could match come back.
 
-``pokerkit`` (0.7.7) folds losers' hands first and then joins the pots they left behind, which moves odd chips between tied
-winners; so its betting is used and its payments are not.
+``pokerkit`` (0.7.7) folds losers' hands first and then joins the pots they left behind, which moves odd chips between
+tied winners; so its betting is used and its payments are not.
 """
 
 from __future__ import annotations

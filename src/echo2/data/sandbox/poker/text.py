@@ -62,9 +62,9 @@ def rules_text(players: int, blinds: tuple[int, int], fault_cost: float) -> str:
     small, big = blinds
     button = " The button posts the small blind." if players == 2 else ""
     return (
-        f"You play No-Limit Texas Hold'em, {players} players, blinds {small}/{big}.{button} Win as many chips as you can."
-        " Each turn shows your hand and the table. Reply with one line: 'Action: ' and one of fold, check, call, bet N,"
-        " raise to N, all-in. N is the total you will then have in front of you on this street, in whole chips."
+        f"You play No-Limit Texas Hold'em, {players} players, blinds {small}/{big}.{button} Win as many chips as you"
+        " can. Each turn shows your hand and the table. Reply with one line: 'Action: ' and one of fold, check, call,"
+        " bet N, raise to N, all-in. N is the total you will then have in front of you on this street, in whole chips."
         f" A reply that is no legal action costs {fault_cost:g} chips and you are asked once more; after that you check"
         " if that is free, and fold if it is not."
     )
@@ -75,7 +75,9 @@ def state_text(view: View) -> str:
     bounds = view.bounds
     lines = list(view.events)
     lines.append(f"Hand: {_cards(view.hole)}, Board: {_cards(view.board)}, Pot: {view.pot}")
-    lines.append(f"{view.street.capitalize()}, you are {view.position}: {bounds.stack} behind, {bounds.in_front} in front.")
+    lines.append(
+        f"{view.street.capitalize()}, you are {view.position}: {bounds.stack} behind, {bounds.in_front} in front."
+    )
     lines += [
         f"{other.position.capitalize()}: {other.stack} behind, {other.in_front} in front"
         + ("." if other.live else ", folded.")
