@@ -12,7 +12,7 @@ def game(deal: int, seat: int, gain: float, opponent: str = "rock", faults: int 
 def test_luck_of_cards_cancels_on_duplicate_deals() -> None:
     """Two deals, big blind 2: +50 and −48 are worth 1 a game, −30 and +34 are worth 2.
 
-    Mean 1.5, standard deviation 0.7071 over two deals, half width 1.96 · 0.7071 / √2 = 0.98; a chip a game is 50 bb/100.
+    Mean 1.5, standard deviation 0.7071 over two deals, half width 1.96 · 0.7071 / √2 = 0.98; a chip a game is 50.
     """
     played = [game(1, 0, 50), game(1, 1, -48), game(2, 0, -30, faults=1), game(2, 1, 34)]
     (row,) = compare(played, 2, "bb_per_100", 50.0)

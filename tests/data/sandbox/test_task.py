@@ -12,8 +12,7 @@ from games import CHAT, Sampler, calls, games, ids, mask, sandbox_task
 from echo2.config.sections import TaskSection
 from echo2.data.inspect import check
 from echo2.data.registry import load_task
-from echo2.data.sandbox.log import read_logs, write_logs
-from echo2.data.sandbox.recorded import record
+from echo2.data.sandbox.log import encode_logs, messages_of, read_logs
 from echo2.errors import ConfigError
 
 THOUGHT = "<think>\nThey are weak.\n</think>\n\n"
@@ -155,12 +154,13 @@ async def test_messages_open_the_game_as_it_is_played() -> None:
 
 async def test_recorded_games_train_as_off_policy_data(tmp_path: Path) -> None:
     """A rule bot's log: its text is what is learned, without log-probs, and Ω says whose it was."""
-    logs = [log async for log in record("poker", {}, ["rock", "counter"], seeds=range(3))]
+    logs = [log async for log in sandbox_task(opponents=["rock", "counter"], logs_together=2).record(6)]
     path = tmp_path / "logs.jsonl"
-    assert write_logs(path, logs) == len(logs)
+    path.write_bytes(encode_logs(logs))
     assert list(read_logs(path)) == logs
     task = sandbox_task(logs_path=str(path), logs_together=2)
     assert task.size("train") == (len(logs) + 1) // 2
+    logs.sort(key=lambda log: (log.seed, log.seat))
     prompt = task.prompt("train", 0)
     engine = Sampler()
     first, second = await games(task, prompt, engine, count=2)
@@ -169,7 +169,14 @@ async def test_recorded_games_train_as_off_policy_data(tmp_path: Path) -> None:
     assert first.logprob_convention is None
     assert first.reward == pytest.approx(logs[0].total)
     said = [CHAT.decode(segment.tokens.tolist()) for segment in first.segments if segment.sampled]
-    assert said == [entry.action for entry in sorted(logs, key=lambda log: (log.seed, log.seat))[0].entries]
+    assert said == [entry.action for entry in logs[0].entries]
+    assert first.normalisation_key is not None
+    roles = [message["role"] for message in messages_of(logs[0])]
+    assert roles == ["system", *["user", "assistant"] * len(logs[0].entries)]
+    told = messages_of(logs[0], with_rewards=True)[3::2]
+    assert [text["content"].split("\n")[0] for text in told if text["role"] == "user"] == [
+        f"Reward: {entry.reward:g}" for entry in logs[0].entries[:-1]
+    ]
     assert check(task, 2).passed
 
 

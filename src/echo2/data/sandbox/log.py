@@ -71,14 +71,9 @@ def messages_of(log: GameLog, *, with_rewards: bool = False) -> list[Message]:
     return messages
 
 
-def write_logs(path: Path, logs: Iterable[GameLog]) -> int:
-    """Write logs as JSONL; how many."""
-    count = 0
-    with path.open("wb") as file:
-        for log in logs:
-            file.write(msgspec.json.encode(log) + b"\n")
-            count += 1
-    return count
+def encode_logs(logs: Iterable[GameLog]) -> bytes:
+    """JSONL"""
+    return b"".join(msgspec.json.encode(log) + b"\n" for log in logs)
 
 
 def read_logs(path: Path) -> Iterator[GameLog]:

@@ -6,16 +6,12 @@ it, and Ω names that player in ``recorded``. A prompt holds whole logs: a worke
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from echo2.data.sandbox.catalogue import load_sandbox
 from echo2.data.sandbox.log import GameLog, messages_of, read_logs
-from echo2.data.sandbox.play import play
-from echo2.data.sandbox.players import BotPlayer
 from echo2.data.task import Episode, Score, Talk
 from echo2.errors import ConfigError
 from echo2.types import Prompt
@@ -58,17 +54,3 @@ async def recite(log: GameLog, talk: Talk, key: str) -> Episode:
         "faults": log.faults,
     }
     return Episode(Score(log.total, "recorded"), omega, key)
-
-
-async def record(
-    sandbox: str, settings: Mapping[str, Any], bots: Sequence[str], seeds: Iterable[int]
-) -> AsyncIterator[GameLog]:
-    """Play rule bots against each other, one for each seat; the log of every seat that had a turn."""
-    game = load_sandbox(sandbox, settings)
-    for seed in seeds:
-        turn = game.reset(seed)
-        players = [BotPlayer(game.bots[name], f"{seed}/{seat}/{name}") for seat, name in enumerate(bots)]
-        for seat, entries in enumerate(await play(game, turn, players, retries=0)):
-            if entries:
-                gain, likeness = game.gain(seat), game.likeness(seat)
-                yield GameLog(sandbox, seed, seat, tuple(bots), game.rules, entries, gain, likeness)

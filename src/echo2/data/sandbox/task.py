@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import cached_property
 from random import Random
 from typing import Any, get_args
 
 from echo2.data.sandbox.catalogue import load_sandbox
 from echo2.data.sandbox.keys import Normalise, normalisation_key
-from echo2.data.sandbox.log import GameLog, messages_of
+from echo2.data.sandbox.log import Entry, GameLog, messages_of
 from echo2.data.sandbox.opponents import POLICY, Opponents
 from echo2.data.sandbox.play import play
 from echo2.data.sandbox.players import Speaker
@@ -144,6 +144,21 @@ class SandboxTask(Task):
         key = None if self._normalise == "deal" else normalisation_key(log, self._normalise)
         return Episode(Score(log.total, status), omega, key)
 
+    async def record(self, count: int) -> AsyncIterator[GameLog]:
+        """Play ``count`` games of the opponents among themselves; the log of every seat that had a turn.
+
+        ``logs_together`` games share a deal, so that those who recite them are measured against each other.
+        """
+        game = self._new()
+        for number in range(count):
+            deal = _deal_seed(self._seed, "record", number // self._logs_together)
+            names = tuple(self._opponents.draw(game.seats, Random(f"{self._seed}/record/{number}")))
+            turn = game.reset(deal)
+            players = [self._opponents.player(name, number, seat, game.rules) for seat, name in enumerate(names)]
+            for seat, entries in enumerate(await play(game, turn, players, self._retries)):
+                if entries:
+                    yield self._log(game, deal, seat, names, entries)
+
     def table(self, played: Sequence[Played]) -> list[dict[str, Any]]:
         """Per opponent: gain per game (the paper's Table 4) and the sandbox's measure with its 95 % interval."""
         game = self._new()
@@ -176,6 +191,10 @@ class SandboxTask(Task):
 
     def _new(self) -> Sandbox:
         return load_sandbox(self._sandbox, self._settings)
+
+    def _log(self, game: Sandbox, seed: int, seat: int, names: tuple[str, ...], entries: tuple[Entry, ...]) -> GameLog:
+        gain, likeness = game.gain(seat), game.likeness(seat)
+        return GameLog(self._sandbox, seed, seat, names, game.rules, entries, gain, likeness)
 
     def _opening(self, prompt: Prompt) -> tuple[Sandbox, Turn]:
         """A game in which it is the seat's first turn."""
@@ -210,9 +229,7 @@ class SandboxTask(Task):
             entries = (await play(game, turn, players, self._retries))[seat]
             first_gain = game.gain(seat) if again == 0 else first_gain
             if entries:
-                gain, likeness = game.gain(seat), game.likeness(seat)
-                log = GameLog(self._sandbox, seed, seat, names, game.rules, entries, gain, likeness)
-                return log, first_gain, again + 1
+                return self._log(game, seed, seat, names, entries), first_gain, again + 1
             await asyncio.sleep(0)  # rule bots alone never wait: let others run
         raise _never(seat)
 
