@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from games import Sampler, calls, games, sandbox_task
 from trajectories import batch_of
 
+from echo2.data.sandbox.log import encode_logs
 from echo2.learning.batch import BatchRules, form_training_batch
 from echo2.types import Trajectory
 
@@ -23,6 +26,20 @@ async def played(normalise: str) -> dict[int, list[Trajectory]]:
         prompt = task.prompt("train", index)
         groups[index] = [(await games(task, prompt, Sampler(first, calls)))[0] for first in ("Action: fold", calls)]
     return groups
+
+
+async def test_recorded_games_are_rows_without_behaviour_log_probs(tmp_path: Path) -> None:
+    """Off-policy: every word of the recorded player bears loss, and the advantages are those of one deal."""
+    recorder = sandbox_task(opponents=["rock", "maniac"], logs_together=4)
+    path = tmp_path / "logs.jsonl"
+    path.write_bytes(encode_logs([log async for log in recorder.record(4)]))
+    task = sandbox_task(logs_path=str(path), logs_together=4)
+    groups = {0: await games(task, task.prompt("train", 0), Sampler(), count=4)}
+    batch = form_training_batch(batch_of(groups), rules())
+    assert batch.trainable_tokens == sum(record.sampled_tokens for record in groups[0]) > 0
+    assert all(row.behaviour is None for row in batch.rows)
+    assert batch.advantages.keys < 4
+    assert any(batch.advantages.values)
 
 
 @pytest.mark.parametrize("normalise", ["deal", "similar", "batch"])

@@ -207,6 +207,14 @@ def test_a_missing_pokerkit_is_told_with_its_cure(monkeypatch: pytest.MonkeyPatc
         sandbox_task()
 
 
+def test_a_fingerprint_covers_the_game_and_its_options() -> None:
+    task = sandbox_task()
+    assert task.fingerprint() == sandbox_task().fingerprint()
+    assert len({t.fingerprint() for t in (task, sandbox_task(sandbox="moba"), sandbox_task(retries=2))}) == 3
+    assert {"echo2.data.sandbox.poker.pots", "echo2.data.sandbox.play"} <= set(task.code())
+    assert all(name in sys.modules for name in task.code())
+
+
 def test_poker_becomes_moba_by_one_line() -> None:
     folder = Path(__file__).parents[3] / "examples" / "games"
     poker, moba = ((folder / name).read_text().splitlines() for name in ("poker.toml", "moba.toml"))

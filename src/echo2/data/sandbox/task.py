@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 from collections.abc import AsyncIterator, Sequence
 from functools import cached_property
+from pkgutil import iter_modules
 from random import Random
 from typing import Any, get_args
 
@@ -29,6 +31,9 @@ from echo2.data.sandbox.table import Game, compare
 from echo2.data.task import Episode, Message, Played, Score, Split, Talk, Task
 from echo2.errors import ConfigError
 from echo2.types import Prompt
+
+_COURSE = ("keys", "log", "opponents", "play", "players", "recorded", "replies", "sandbox")
+"""Modules of this package that what happens in a game depends on."""
 
 MOST_DEALS = 1000
 """Of one episode: an opponent that folds everything would otherwise never let the policy act."""
@@ -177,11 +182,15 @@ class SandboxTask(Task):
         return compare(games, game.seats, *game.measure)
 
     def code(self) -> Sequence[str]:
-        """Every module a game's course depends on: the package's, and those of a sandbox of somebody else's."""
-        kinds = type(self._new()).__mro__
+        """What a game's course depends on: this package's modules, the sandbox's own, and those in its folder."""
         package = __name__.rpartition(".")[0]
-        modules = {kind.__module__ for kind in kinds if kind is not object}
-        return sorted(modules | {f"{package}.{name}" for name in ("play", "players", "opponents", "log", "replies")})
+        found = {f"{package}.{name}" for name in _COURSE}
+        for kind in type(self._new()).__mro__[:-1]:
+            found.add(kind.__module__)
+            folder = kind.__module__.rpartition(".")[0]
+            if folder.startswith(f"{package}."):
+                found |= {f"{folder}.{module.name}" for module in iter_modules(sys.modules[folder].__path__)}
+        return sorted(found)
 
     # ---- games -------------------------------------------------------------------------------------------------
 
