@@ -44,11 +44,31 @@ def random_action(bounds: Bounds, draw: Random) -> Action:
     return Action("raise" if bounds.facing else "bet", amount)
 
 
-def play_random_hand(number: int) -> None:
+def showdown_by_pokerkit(hand: Hand) -> list[int]:
+    """[places] stacks when the library shows the hands, folds the beaten ones and pays the others itself."""
+    state = hand._state
+    board = iter(hand.board[len(state.board_cards) :])
+    while state.status:
+        if state.can_show_or_muck_hole_cards():
+            state.show_or_muck_hole_cards()
+        elif state.can_burn_card():
+            state.burn_card("??")
+        elif state.can_deal_board():
+            state.deal_board("".join(next(board) for _ in range(1 if state.board_cards else 3)))
+        elif state.can_kill_hand():
+            state.kill_hand()
+        elif state.can_push_chips():
+            state.push_chips()
+        else:
+            state.pull_chips()
+    return list(state.stacks)
+
+
+def play_random_hand(number: int, compared: int = 1) -> None:
     """One hand of random seats, stacks, cards and actions; asserts what must hold after every action.
 
-    Who won how much is held against ``pokerkit``, which evaluates hands itself: equal but for odd chips, of which it
-    splits those of joined pots together.
+    Who won how much is held against ``pokerkit`` for one hand in ``compared``. It evaluates hands itself, and agrees but
+    for odd chips, of which it splits those of joined pots together.
     """
     draw = Random(f"hand/{number}")
     places = draw.randint(2, 6)
@@ -67,6 +87,8 @@ def play_random_hand(number: int) -> None:
         hand.act(legal)
     assert hand.actor is None
     assert sum(hand.stacks) == total
-    library = hand._state.stacks
+    if number % compared:
+        return
+    library = showdown_by_pokerkit(hand)
     apart = [abs(ours - theirs) for ours, theirs in zip(hand.stacks, library, strict=True)]
     assert max(apart) <= (len(set(stacks)) if sum(hand.live) > 2 else 0), (number, hand.stacks, library)

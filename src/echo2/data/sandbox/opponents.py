@@ -7,6 +7,7 @@ trajectories of a group meet the same opponents, and a worker draws nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from random import Random
 from typing import Any
 
@@ -47,7 +48,9 @@ class Opponents:
             for opponent in parsed
             if not opponent.model and opponent.name not in bots
         ]
-        faults += [f"opponent {o.name!r}: weight must be above 0, got {o.weight:g}" for o in parsed if not o.weight > 0]
+        faults += [
+            f"opponent {o.name!r}: weight must be above 0, got {o.weight:g}" for o in parsed if not 0 < o.weight < inf
+        ]
         if POLICY in self._by_name or len(self._by_name) != len(parsed):
             faults.append(f"opponents must have different names, none of them {POLICY!r}")
         if not parsed:

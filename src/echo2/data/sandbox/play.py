@@ -15,6 +15,17 @@ from echo2.data.sandbox.players import Player, asked
 from echo2.data.sandbox.sandbox import Fault, Outcome, Sandbox, Turn
 
 
+def briefing(sandbox: Sandbox, retries: int) -> str:
+    """P_rules: the sandbox's rules, and what becomes of a reply that is no action. The system message."""
+    again = {0: "", 1: " and you are asked once more"}.get(
+        retries, f" and you are asked again, {retries} times at most"
+    )
+    return (
+        f"{sandbox.rules} A reply that is no legal action costs {sandbox.fault_cost:g} {sandbox.currency}{again};"
+        f" then {sandbox.default_rule}."
+    )
+
+
 class _Seat:
     """What one seat said; rewards follow as they are known."""
 

@@ -49,7 +49,17 @@ class Sandbox(Protocol):
 
     @property
     def rules(self) -> str:
-        """P_rules: how the game goes and how to reply; the system message."""
+        """How the game goes and how to reply; ``play.briefing`` adds what faults cost."""
+        ...
+
+    @property
+    def currency(self) -> str:
+        """What gains are counted in: chips, gold."""
+        ...
+
+    @property
+    def default_rule(self) -> str:
+        """What a turn's default action is, for players. Example: ``you hold``."""
         ...
 
     @property

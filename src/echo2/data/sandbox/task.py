@@ -23,7 +23,7 @@ from echo2.data.sandbox.catalogue import load_sandbox
 from echo2.data.sandbox.keys import Normalise, normalisation_key
 from echo2.data.sandbox.log import Entry, GameLog, messages_of
 from echo2.data.sandbox.opponents import POLICY, Opponents
-from echo2.data.sandbox.play import play
+from echo2.data.sandbox.play import briefing, play
 from echo2.data.sandbox.players import Speaker
 from echo2.data.sandbox.recorded import Recorded, log_at, recite
 from echo2.data.sandbox.sandbox import Fault, Sandbox, Turn
@@ -79,6 +79,7 @@ class SandboxTask(Task):
             faults.append(f"teacher must be one of {', '.join(game.bots)}, got {teacher!r}")
         if faults:
             raise ConfigError([f"sandbox {sandbox}: {fault}" for fault in faults])
+        self._rules = briefing(game, retries)
         self._opponents = Opponents(opponents or list(game.bots), game.bots)
         self._normalise, self._retries, self._seed = normalise, retries, seed
         self._teacher = teacher or list(game.bots)[-1]
@@ -111,8 +112,8 @@ class SandboxTask(Task):
         """The rules and the first state the seat gets where rule bots sit; models are taken to do the default."""
         if "logs" in prompt.content:
             return messages_of(log_at(prompt, 0))[:2]
-        game, turn = self._opening(prompt)
-        return [{"role": "system", "content": game.rules}, {"role": "user", "content": turn.state}]
+        _, turn = self._opening(prompt)
+        return [{"role": "system", "content": self._rules}, {"role": "user", "content": turn.state}]
 
     def score(self, prompt: Prompt, reply: str) -> Score:
         """Whether a first reply is a legal action: 1 or 0. A whole game is scored by ``rollout``."""
@@ -159,7 +160,7 @@ class SandboxTask(Task):
             deal = _deal_seed(self._seed, "record", number // self._logs_together)
             names = tuple(self._opponents.draw(game.seats, Random(f"{self._seed}/record/{number}")))
             turn = game.reset(deal)
-            players = [self._opponents.player(name, number, seat, game.rules) for seat, name in enumerate(names)]
+            players = [self._opponents.player(name, number, seat, self._rules) for seat, name in enumerate(names)]
             for seat, entries in enumerate(await play(game, turn, players, self._retries)):
                 if entries:
                     yield self._log(game, deal, seat, names, entries)
@@ -203,7 +204,7 @@ class SandboxTask(Task):
 
     def _log(self, game: Sandbox, seed: int, seat: int, names: tuple[str, ...], entries: tuple[Entry, ...]) -> GameLog:
         gain, likeness = game.gain(seat), game.likeness(seat)
-        return GameLog(self._sandbox, seed, seat, names, game.rules, entries, gain, likeness)
+        return GameLog(self._sandbox, seed, seat, names, self._rules, entries, gain, likeness)
 
     def _opening(self, prompt: Prompt) -> tuple[Sandbox, Turn]:
         """A game in which it is the seat's first turn."""
@@ -230,9 +231,9 @@ class SandboxTask(Task):
             seed = _again(prompt.content["deal"], again)
             turn = game.reset(seed)
             players = [
-                Speaker(talk.say, game.rules)
+                Speaker(talk.say, self._rules)
                 if name == POLICY
-                else self._opponents.player(name, seed, place, game.rules)
+                else self._opponents.player(name, seed, place, self._rules)
                 for place, name in enumerate(names)
             ]
             entries = (await play(game, turn, players, self._retries))[seat]

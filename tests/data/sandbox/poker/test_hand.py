@@ -146,5 +146,6 @@ def test_chips_are_conserved_and_pots_go_where_pokerkit_sends_them(block: int) -
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(20))
 def test_chips_are_conserved_in_a_hundred_thousand_hands(block: int) -> None:
+    """Every showdown by our own count, one hand in ten by pokerkit's, too, which takes most of the time."""
     for number in range(block * 5000, (block + 1) * 5000):
-        play_random_hand(number)
+        play_random_hand(number, compared=10)

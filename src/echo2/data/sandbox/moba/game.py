@@ -56,9 +56,16 @@ class LaneDuel:
             f" retreats; its creeps hit back for 1. A kill is worth {KILL_GOLD} gold, and the fallen hero is away for"
             f" {RESPAWN_TICKS} ticks. siege: hit the enemy's tower for {SIEGE_DAMAGE}; it hits back for {TOWER_DAMAGE}."
             f" A fallen tower is worth {TOWER_GOLD} gold and ends the game. retreat: recover {HEAL}. hold: do nothing."
-            " Reply with one line: 'Action: ' and one of farm, harass, siege, retreat, hold. A reply that is no action"
-            f" costs {FAULT_COST:g} gold and you are asked once more; after that you hold."
+            " Reply with one line: 'Action: ' and one of farm, harass, siege, retreat, hold."
         )
+
+    @property
+    def currency(self) -> str:
+        return "gold"
+
+    @property
+    def default_rule(self) -> str:
+        return "you hold"
 
     @property
     def fault_cost(self) -> float:

@@ -87,7 +87,15 @@ class Poker:
 
     @property
     def rules(self) -> str:
-        return rules_text(self.seats, self._blinds, self.fault_cost)
+        return rules_text(self.seats, self._blinds)
+
+    @property
+    def currency(self) -> str:
+        return "chips"
+
+    @property
+    def default_rule(self) -> str:
+        return "you check if that is free, and fold if it is not"
 
     @property
     def fault_cost(self) -> float:

@@ -22,11 +22,8 @@ _AUTOMATIC = (
     Automation.ANTE_POSTING,
     Automation.BET_COLLECTION,
     Automation.BLIND_OR_STRADDLE_POSTING,
-    Automation.HOLE_CARDS_SHOWING_OR_MUCKING,
-    Automation.HAND_KILLING,
-    Automation.CHIPS_PUSHING,
-    Automation.CHIPS_PULLING,
 )
+"""The library's hand stops where the betting ends; its showdown is not used (``pots``)."""
 
 
 class Hand:
@@ -51,7 +48,7 @@ class Hand:
     @property
     def actor(self) -> int | None:
         """The place to act; None when the hand is over."""
-        return self._state.actor_index if self._state.status else None
+        return self._state.actor_index if self._final is None else None
 
     @property
     def stacks(self) -> tuple[int, ...]:
@@ -112,17 +109,21 @@ class Hand:
         self._deal()
 
     def _deal(self) -> None:
-        """Deal whatever is due; after an all-in that is the rest of the board."""
+        """Deal what is due; when nobody is left to act, the rest of the board if it decides, and pay."""
         state = self._state
-        while state.status and (state.can_burn_card() or state.can_deal_board()):
+        while state.can_burn_card() or state.can_deal_board():
             if state.can_burn_card():
                 state.burn_card(_UNSEEN)
-                continue
-            count = 1 if self.board else _FLOP
-            cards, self._to_come = self._to_come[:count], self._to_come[count:]
-            state.deal_board("".join(cards))
-            self.board += cards
-        if not state.status:
+            else:
+                state.deal_board("".join(self._turn_up(1 if self.board else _FLOP)))
+        if state.actor_index is None:
+            if sum(self._live) > 1:
+                self._turn_up(len(self._to_come))
             back = payments(self._paid, self._live, self.holes, self.board)
             left = (start - paid for start, paid in zip(self.starting, self._paid, strict=True))
             self._final = tuple(stack + got for stack, got in zip(left, back, strict=True))
+
+    def _turn_up(self, count: int) -> list[str]:
+        cards, self._to_come = self._to_come[:count], self._to_come[count:]
+        self.board += cards
+        return cards

@@ -58,15 +58,13 @@ def positions(players: int) -> tuple[str, ...]:
     return ("small blind", "big blind", *middle, "button")
 
 
-def rules_text(players: int, blinds: tuple[int, int], fault_cost: float) -> str:
+def rules_text(players: int, blinds: tuple[int, int]) -> str:
     small, big = blinds
     button = " The button posts the small blind." if players == 2 else ""
     return (
         f"You play No-Limit Texas Hold'em, {players} players, blinds {small}/{big}.{button} Win as many chips as you"
         " can. Each turn shows your hand and the table. Reply with one line: 'Action: ' and one of fold, check, call,"
         " bet N, raise to N, all-in. N is the total you will then have in front of you on this street, in whole chips."
-        f" A reply that is no legal action costs {fault_cost:g} chips and you are asked once more; after that you check"
-        " if that is free, and fold if it is not."
     )
 
 
