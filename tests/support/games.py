@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from echo2.config.sections import TaskSection
-from echo2.data.chat import ByteChat
+from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.registry import load_task
 from echo2.data.sandbox.task import SandboxTask
 from echo2.data.task import Message
@@ -35,15 +35,16 @@ class Sampler:
 
     installed: Policy | None = NOW
 
-    def __init__(self, *replies: str | Callable[[str], str]) -> None:
+    def __init__(self, *replies: str | Callable[[str], str], chat: ChatFormat = CHAT) -> None:
+        self.chat = chat
         self._replies = chain(replies, repeat(replies[-1] if replies else ""))
         self.fed: list[list[int]] = []
         self.gave: list[list[int]] = []
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, n: int) -> list[Completion]:
         reply = next(self._replies)
-        text = reply if isinstance(reply, str) else reply(CHAT.decode(token_ids))
-        given = CHAT.encode_reply(text)
+        text = reply if isinstance(reply, str) else reply(self.chat.decode(token_ids))
+        given = self.chat.encode_reply(text)
         self.fed.append(list(token_ids))
         self.gave.append(given)
         return [Completion(tuple(given), tuple(-0.5 for _ in given), NOW, NOW, FinishReason.STOP)]
@@ -71,7 +72,7 @@ def sandbox_task(**options: Any) -> SandboxTask:
 async def games(task: SandboxTask, prompt: Prompt, engine: Sampler, count: int = 1) -> list[Trajectory]:
     """The records of ``count`` trajectories of one prompt; all must have been finished."""
     lease = LeaseGrant("l", 1, 1, prompt, tuple(range(count)), Sampling(0.7, 1.0, 64, 11), NOW, 30.0, "train")
-    rows = await run_group(engine, task, CHAT, lease, False, StubClock())  # type: ignore[arg-type]
+    rows = await run_group(engine, task, engine.chat, lease, False, StubClock())  # type: ignore[arg-type]
     assert [row.status for row in rows] == [RowStatus.FINISHED] * count, [row.error for row in rows]
     return [msgspec.msgpack.decode(row.record, type=Trajectory) for row in rows]
 

@@ -67,8 +67,8 @@ def showdown_by_pokerkit(hand: Hand) -> list[int]:
 def play_random_hand(number: int, compared: int = 1) -> None:
     """One hand of random seats, stacks, cards and actions; asserts what must hold after every action.
 
-    Who won how much is held against ``pokerkit`` for one hand in ``compared``. It evaluates hands itself, and agrees but
-    for odd chips, of which it splits those of joined pots together.
+    Who won how much is held against ``pokerkit`` for one hand in ``compared``. It evaluates hands itself, and agrees
+    but for odd chips, of which it splits those of joined pots together.
     """
     draw = Random(f"hand/{number}")
     places = draw.randint(2, 6)

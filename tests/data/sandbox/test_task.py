@@ -3,16 +3,18 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections import Counter
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 
 import pytest
+from chat_tokenizer import PLAIN, save_tokenizer
 from games import CHAT, Sampler, calls, games, ids, mask, sandbox_task
 
 from echo2.config.sections import TaskSection
 from echo2.data.inspect import check
 from echo2.data.registry import load_task
 from echo2.data.sandbox.log import encode_logs, messages_of, read_logs
+from echo2.data.template_chat import TemplateChat
 from echo2.errors import ConfigError
 
 THOUGHT = "<think>\nThey are weak.\n</think>\n\n"
@@ -37,23 +39,28 @@ async def test_b03_b10_a_games_ids_are_those_that_were_fed_and_sampled_turn_by_t
 
 
 @pytest.mark.parametrize("sandbox", ["poker", "moba"])
-async def test_the_papers_turn_mask_is_ours_but_for_the_headers_of_replies(sandbox: str) -> None:
+@pytest.mark.parametrize("template", ["bytes", "chatml"])
+async def test_the_papers_turn_mask_is_ours_but_for_what_the_template_writes(
+    sandbox: str, template: str, tmp_path: Path
+) -> None:
     """m_t = 1[c_t > 1]·1[c_t odd], c_t the count of turn starts (Appendix D).
 
-    It assumes one system turn, strict alternation and no other turn start; then it marks our tokens and, before each
-    reply, the template's ``START assistant \\n``, which nobody sampled.
+    It assumes one system turn, strict alternation and no other turn start. Then it marks all of our tokens, and beside
+    them the header of each reply and the line end after it, which the template wrote and nobody sampled.
     """
+    chat = CHAT if template == "bytes" else TemplateChat(save_tokenizer(tmp_path, PLAIN))
     task = sandbox_task(sandbox=sandbox)
-    (trajectory,) = await games(task, task.prompt("train", 2), Sampler(thinks))
-    tokens = ids(trajectory)
-    counts = list(accumulate(token == CHAT.START for token in tokens))
+    (trajectory,) = await games(task, task.prompt("train", 2), Sampler(thinks, chat=chat))
+    tokens, ours = ids(trajectory), mask(trajectory)
+    start = tokens[0]
+    counts = accumulate(token == start for token in tokens)
     papers = [count > 1 and count % 2 == 1 for count in counts]
-    header = [CHAT.START, *b"assistant\n"]
-    for start in range(len(tokens)):
-        if tokens[start : start + len(header)] == header:
-            papers[start : start + len(header)] = [False] * len(header)
-    assert papers == mask(trajectory)
-    assert sum(papers) > 0
+    assert all(paper for paper, own in zip(papers, ours, strict=True) if own)
+    surplus = groupby(zip(tokens, papers, ours, strict=True), key=lambda row: row[1] and not row[2])
+    texts = {"".join(chat.piece(row[0]) for row in rows) for beside, rows in surplus if beside}
+    headers = {"bytes": {"<start>assistant<0x0A>"}, "chatml": {"<|im_start|>assistant\n<think>\n\n</think>\n\n", "\n"}}
+    assert texts == headers[template]
+    assert sum(ours) > 0
 
 
 async def test_b05_what_happened_between_two_turns_is_one_message_in_rollout_and_training() -> None:
