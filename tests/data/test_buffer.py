@@ -233,6 +233,12 @@ class TestGroups:
         assert buffer.submit(kept.group_id, 1, rows(kept.prompt, 0, (1.0, 1.0))) == [Verdict.ACCEPTED] * N
         check_books(buffer)
 
+    def test_equal_rewards_that_are_measured_against_other_groups_are_signal(self) -> None:
+        buffer = make(drop_zero_variance=True, max_zero_variance_drops=9, groups_per_batch=9)
+        group = lease(buffer)
+        record = msgspec.structs.replace(trajectory(group.prompt, 0), normalisation_key="batch")
+        assert buffer.submit(group.group_id, 1, [row(index, record) for index in range(N)]) == [Verdict.ACCEPTED] * N
+
 
 class TestBatches:
     def test_the_oldest_admissible_groups_come_first_by_default(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ from echo2.data.attempts import interval, measures
 if TYPE_CHECKING:
     from echo2.config.root import Config
     from echo2.data.chat import ChatFormat
-    from echo2.data.task import Task
+    from echo2.data.task import Played, Task
     from echo2.rollout.engine import Engine
     from echo2.types import Prompt
 
@@ -31,6 +31,8 @@ class Scores(msgspec.Struct):
     statuses: dict[str, int] = {}
     failed: int = 0
     """Replies that could not be had or scored; not zeros."""
+    played: list[Played] = []
+    """The finished episodes."""
 
 
 def evaluate(
@@ -42,7 +44,7 @@ def evaluate(
     overrides: SetOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Score a model on held-out prompts: mean reward, avg@k and pass@k, with 95 % intervals over prompts."""
+    """Score a model on held-out prompts: mean reward, avg@k and pass@k, with 95 % intervals over prompts; of games, a table."""
     from echo2.cli.inputs import checked_config
     from echo2.data.registry import load_task
 
@@ -86,6 +88,7 @@ def merged(parts: Sequence[Scores]) -> Scores:
 def report(task: Task, scores: Scores, samples: int) -> dict[str, Any]:
     """One task's figures: the metric it is known by, and whether ``samples`` replies a prompt give it."""
     facts = summarise(scores) | {"metric": str(task.metric), "excluded_rows": len(getattr(task, "excluded", []))}
+    facts["table"] = task.table(scores.played)
     if task.pass_reward is not None:
         facts["measures"] = measures(scores.rewards, task.pass_reward, samples)
         if samples < task.metric.k:
@@ -176,6 +179,7 @@ async def _score_prompt(
             continue
         record = msgspec.msgpack.decode(row.record, type=Trajectory)
         scores.rewards.setdefault(prompt.prompt_id, []).append(record.reward)
+        scores.played.append((prompt, record.reward, record.omega))
         status = str(record.omega.get("status", "scored"))
         scores.statuses[status] = scores.statuses.get(status, 0) + 1
 
@@ -190,7 +194,10 @@ def _text(facts: dict[str, Any]) -> str:
         f"{facts['model']}: mean reward {mean:.3f}{spread} over {facts['prompts']} held-out prompts, "
         f"{facts['replies']} replies ({counts}), {facts['failed']} failed"
     )
-    return "\n".join([head, *(_line(name, of_task) for name, of_task in facts["by_task"].items())])
+    lines = [head]
+    for name, of_task in facts["by_task"].items():
+        lines += _table(of_task["table"]) if of_task["table"] else [_line(name, of_task)]
+    return "\n".join(lines)
 
 
 def _line(name: str, facts: dict[str, Any]) -> str:
@@ -205,3 +212,19 @@ def _line(name: str, facts: dict[str, Any]) -> str:
     if "to_report_it" in facts:
         parts.append(facts["to_report_it"])
     return f"{name}: {'; '.join(parts)}"
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of a table, a column for each key."""
+    columns = list(rows[0])
+    cells = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return " to ".join(map(_cell, value)) if isinstance(value, tuple) else str(value)

@@ -1,7 +1,8 @@
-"""``echo2 task list | show | check | score``: look at a task without a model or a run."""
+"""``echo2 task list | show | check | score | record``: look at a task without a model or a run."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,6 +104,37 @@ def score(
     print_json({"reward": judged.reward, "status": judged.status}) if as_json else print(
         f"{judged.reward:g} {judged.status}"
     )
+
+
+@app.command("record")
+def record(
+    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="File to write; it must not exist.")],
+    options: Options = None,
+    games: Annotated[int, typer.Option("--games", "-n", min=1, help="Games to play.")] = 100,
+    as_json: JsonFlag = False,
+) -> None:
+    """Let the opponents of the task `sandbox` play each other, and record their games to train on."""
+    from echo2.data.sandbox.log import GameLog, encode_logs
+    from echo2.data.sandbox.task import SandboxTask
+    from echo2.errors import UserError
+
+    task = _task("sandbox", options)
+    assert isinstance(task, SandboxTask), "the task registered as sandbox"
+
+    async def played() -> list[GameLog]:
+        return [log async for log in task.record(games)]
+
+    logs = asyncio.run(played())
+    try:
+        with out.open("xb") as file:
+            file.write(encode_logs(logs))
+    except OSError as error:
+        raise UserError(
+            f"OUT.jsonl must be a new file that can be written, got {str(out)!r}: {error.strerror}"
+        ) from error
+    turns = sum(len(log.entries) for log in logs)
+    facts = {"games": games, "logs": len(logs), "turns": turns, "file": str(out)}
+    print_json(facts) if as_json else print(f"{out}: {games} games, {len(logs)} logs of a seat, {turns} turns")
 
 
 def _task(name: str, options: list[str] | None) -> Task:

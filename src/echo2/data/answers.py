@@ -7,6 +7,8 @@ none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from echo2.data.maths.exact import MAX_ANSWER_CHARS, compare
 from echo2.data.maths.extract import find_answer
 from echo2.data.maths.plain import read
@@ -29,7 +31,9 @@ class IntegerAnswerTask(Task):
     """A task whose prompts carry ``gold``, an integer as text (msgpack integers have 64 bits)."""
 
     pass_reward = 1.0
-    judging_modules = tuple(f"echo2.data.maths.{name}" for name in ("extract", "plain", "exact"))
+
+    def judging_modules(self) -> Sequence[str]:
+        return [f"echo2.data.maths.{name}" for name in ("extract", "plain", "exact")]
 
     def score(self, prompt: Prompt, reply: str) -> Score:
         answer = find_answer(reply, bare_number=True)

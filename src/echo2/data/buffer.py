@@ -139,6 +139,7 @@ class Buffer(Ledger):
             tokens=trajectory.sampled_tokens if trajectory else 0,
             truncated=trajectory is not None and trajectory.finish_reason is FinishReason.LENGTH,
             digest=blake3(record).hexdigest() if accepted else "",
+            normalisation_key=trajectory.normalisation_key if trajectory else None,
         )
         self._add(row, record if accepted else None)
 
@@ -277,10 +278,11 @@ class Buffer(Ledger):
             self._put(group)
 
     def _lacks_signal(self, rows: list[Row]) -> bool:
+        """Equal rewards say nothing, unless they are measured against those of other groups."""
         return (
             self.rules.drop_zero_variance
             and self._zero_variance_drops < self.rules.max_zero_variance_drops
-            and all(row.reward == rows[0].reward for row in rows)
+            and all(row.reward == rows[0].reward and row.normalisation_key is None for row in rows)
         )
 
     def _drop(self, group: Group) -> None:

@@ -59,6 +59,8 @@ class Row(msgspec.Struct, frozen=True):
     truncated: bool
     digest: str
     """blake3 of the record's bytes; empty for a row without a record."""
+    normalisation_key: str | None = None
+    """The record's: its advantage is measured against other groups' rows of the same key, too."""
 
     @property
     def key(self) -> RowKey:

@@ -27,6 +27,7 @@ BUILT_IN = {
     "jee": "echo2.data.maths.benchmarks:Jee",
     "hardmath": "echo2.data.maths.benchmarks:HardMath",
     "imo_answer_400": "echo2.data.maths.benchmarks:ImoAnswer400",
+    "sandbox": "echo2.data.sandbox.task:SandboxTask",
 }
 """Also there when the package runs from a source tree that was never installed."""
 

@@ -33,6 +33,10 @@ class Message(TypedDict):
     content: str
 
 
+Played = tuple[Prompt, float, Mapping[str, Any]]
+"""A prompt, the reward an episode of it got, and its Ω."""
+
+
 class Score(msgspec.Struct, frozen=True):
     reward: float
     status: str
@@ -45,6 +49,8 @@ class Episode(msgspec.Struct, frozen=True):
     score: Score
     omega: dict[str, Any] = {}
     """Ω: what the objective or a report needs, msgpack types only."""
+    normalisation_key: str | None = None
+    """Advantages are normalised over the batch's records of one key; None means the group."""
 
 
 class Talk(Protocol):
@@ -52,6 +58,15 @@ class Talk(Protocol):
 
     async def say(self, messages: Sequence[Message]) -> str:
         """Add messages (all that happened since the policy's last turn) and return the policy's reply."""
+        ...
+
+    def recite(self, messages: Sequence[Message], reply: str) -> None:
+        """Add messages and a reply that somebody else gave to them, to be trained on as off-policy data."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Which trajectory of its group this is, from 0."""
         ...
 
 
@@ -64,8 +79,6 @@ class Task(ABC):
     """The options it was made with; set by the registry."""
     pass_reward: ClassVar[float | None] = None
     """Reward from which a reply passes, for pass@k; None where there is no such thing."""
-    judging_modules: ClassVar[tuple[str, ...]] = ()
-    """Modules beside the task's own whose source decides rewards; part of the fingerprint."""
 
     @property
     def metric(self) -> Metric:
@@ -114,6 +127,14 @@ class Task(ABC):
         """What else decides rewards, such as the versions of libraries."""
         return []
 
+    def table(self, played: Sequence[Played]) -> list[dict[str, Any]]:
+        """Rows that ``echo2 eval`` shows beside the mean reward, each with the same columns; none by default."""
+        return []
+
+    def judging_modules(self) -> Sequence[str]:
+        """Names of the modules whose source decides rewards, beside those of the task's own classes."""
+        return ()
+
     def fingerprint(self) -> str:
         """What two machines must share to run and score a prompt alike: name, options, code.
 
@@ -124,8 +145,8 @@ class Task(ABC):
         for kind in type(self).__mro__:
             if kind is not object:
                 digest.update(f"\n{kind.__qualname__}\n".encode() + _source(kind.__module__))
-        for module in self.judging_modules:
-            digest.update(f"\n{module}\n".encode() + _source(module))
+        for module_name in self.judging_modules():
+            digest.update(f"\n{module_name}\n".encode() + _source(module_name))
         digest.update(json.dumps(self.fingerprint_parts()).encode())
         return digest.hexdigest()
 

@@ -23,6 +23,7 @@ from echo2.rollout.engine import Completion, Engine
 from echo2.transport.messages import LeaseGrant, RowSubmission
 from echo2.types import (
     LOGPROBS_FULL_VOCAB_AT_TEMPERATURE,
+    FinishReason,
     RowStatus,
     Sampling,
     Segment,
@@ -38,7 +39,8 @@ MAX_ERROR_CHARS = 300
 class Conversation:
     """A ``Talk`` that keeps the tokens."""
 
-    def __init__(self, engine: Engine, chat: ChatFormat, sampling: Sampling, thinking: bool) -> None:
+    def __init__(self, engine: Engine, chat: ChatFormat, sampling: Sampling, thinking: bool, position: int = 0) -> None:
+        self.position = position
         self._engine = engine
         self._chat = chat
         self._sampling = sampling
@@ -48,14 +50,27 @@ class Conversation:
         self.completions: list[Completion] = []
 
     async def say(self, messages: Sequence[Message]) -> str:
-        if not self.completions:
-            fed = self._chat.render(messages, thinking=self._thinking)
-        else:
-            fed = self._chat.extend(messages, self._token_ids[-1], thinking=self._thinking)
+        fed = self._fed(messages)
         # A seed of its own for each turn: the same numbers twice would tie the turns together.
         sampling = msgspec.structs.replace(self._sampling, seed=self._sampling.seed + len(self.completions))
         (completion,) = await self._engine.generate([*self._token_ids, *fed], sampling, 1)
         return self.hear(fed, completion)
+
+    def recite(self, messages: Sequence[Message], reply: str) -> None:
+        """Raises EngineError before a policy is installed.
+
+        The reply bears the installed policy's tag, which is the policy it is news to, and no log-probs.
+        """
+        policy = self._engine.installed
+        if policy is None:
+            raise EngineError("a policy must be installed before anything is recited to it; activate one first")
+        said = tuple(self._chat.encode_reply(reply))
+        self.hear(self._fed(messages), Completion(said, None, policy, policy, FinishReason.STOP))
+
+    def _fed(self, messages: Sequence[Message]) -> list[int]:
+        if not self.completions:
+            return self._chat.render(messages, thinking=self._thinking)
+        return self._chat.extend(messages, self._token_ids[-1], thinking=self._thinking)
 
     def hear(self, fed: Sequence[int], completion: Completion) -> str:
         """Take up tokens and the reply they got; return its text."""
@@ -174,11 +189,11 @@ class _Group:
 
     async def _conversation(self, index: int, position: int) -> None:
         seed = _conversation_seed(self._sampling.seed, position)
-        talk = self._open_talk(msgspec.structs.replace(self._sampling, seed=seed))
+        talk = self._open_talk(msgspec.structs.replace(self._sampling, seed=seed), index)
         self._finish(index, talk, await self._task.rollout(self._lease.prompt, talk))
 
-    def _open_talk(self, sampling: Sampling) -> Conversation:
-        return Conversation(self._engine, self._chat, sampling, self._thinking)
+    def _open_talk(self, sampling: Sampling, index: int = 0) -> Conversation:
+        return Conversation(self._engine, self._chat, sampling, self._thinking, index)
 
     def _finish(self, index: int, talk: Conversation, episode: Episode) -> None:
         record = _record(self._lease, self._sampling, talk, episode, self._clock.monotonic() - self._started_s)
@@ -206,6 +221,7 @@ def _record(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         logprob_convention=LOGPROBS_FULL_VOCAB_AT_TEMPERATURE if has_logprobs else None,
+        normalisation_key=episode.normalisation_key,
         omega={**episode.omega, "status": episode.score.status, "episode_s": round(episode_s, 6)},
     )
 

@@ -8,6 +8,7 @@ compared is excluded with its row number; it is never a prompt whose every reply
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from functools import cached_property
 from importlib import metadata
 from typing import Any, ClassVar, get_args
@@ -53,7 +54,6 @@ class Maths(Task):
     name = "maths"
     default_preset: ClassVar[str] = "plain"
     pass_reward = 1.0
-    judging_modules = tuple(f"echo2.data.maths.{name}" for name in ("extract", "plain", "exact", "algebra", "lane"))
 
     def __init__(
         self,
@@ -152,6 +152,9 @@ class Maths(Task):
         if fault:
             raise UserError(f"a gold answer must be one that can be compared, got {gold[-80:]!r}: {fault}")
         return Prompt(f"{self.name}/gold", self.name, {"question": "", "gold": text, "kind": kind})
+
+    def judging_modules(self) -> Sequence[str]:
+        return [f"echo2.data.maths.{name}" for name in ("extract", "plain", "exact", "algebra", "lane")]
 
     def fingerprint_parts(self) -> list[str]:
         return [metadata.version(name) for name in ("math-verify", "latex2sympy2_extended", "sympy")]
