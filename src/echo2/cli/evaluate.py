@@ -44,7 +44,7 @@ def evaluate(
     overrides: SetOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Score a model on held-out prompts: mean reward, avg@k and pass@k, with 95 % intervals over prompts; of games, a table."""
+    """Score a model on held-out prompts: mean reward, avg@k and pass@k with 95 % intervals; of games, a table."""
     from echo2.cli.inputs import checked_config
     from echo2.data.registry import load_task
 

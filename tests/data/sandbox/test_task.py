@@ -218,8 +218,8 @@ def test_a_fingerprint_covers_the_game_and_its_options() -> None:
     task = sandbox_task()
     assert task.fingerprint() == sandbox_task().fingerprint()
     assert len({t.fingerprint() for t in (task, sandbox_task(sandbox="moba"), sandbox_task(retries=2))}) == 3
-    assert {"echo2.data.sandbox.poker.pots", "echo2.data.sandbox.play"} <= set(task.code())
-    assert all(name in sys.modules for name in task.code())
+    assert {"echo2.data.sandbox.poker.pots", "echo2.data.sandbox.play"} <= set(task.judging_modules())
+    assert all(name in sys.modules for name in task.judging_modules())
 
 
 def test_poker_becomes_moba_by_one_line() -> None:
