@@ -101,8 +101,11 @@ def test_the_pool_rate_counts_living_workers_and_not_the_time_the_gate_held_them
     start(fleet, "a", "w1", 0.0)
     fleet.delivered("w1", 8, 4.0)
     assert fleet.pool_rate_per_s(4.0) == 2.0
-    fleet.held("w1", 4.0)
+    fleet.workers["w1"].hold(1, 4.0)
+    assert fleet.pool_rate_per_s(6.0) == 2.0
+    fleet.workers["w1"].hold(-1, 8.0)
     assert fleet.pool_rate_per_s(8.0) == 2.0
+    assert fleet.pool_rate_per_s(12.0) == 1.0
     fleet.retire("w1", left=True)
     assert fleet.pool_rate_per_s(8.0) == 0.0
 

@@ -33,6 +33,6 @@ class FleetBenches:
         worker.waits, worker.machine_id = True, ""
 
     def _volunteer(self, worker: WorkerRecord) -> Volunteer:
-        measured = worker.rate.rate_per_s(self._hall.clock.monotonic()) if worker.rows_delivered else None
+        measured = worker.estimate(self._hall.clock.monotonic()).mean_per_s if worker.rows_delivered else None
         is_heard = worker.active and not worker.draining
         return Volunteer(worker.worker_id, worker.usd_per_h, measured, is_heard, worker.machine_id)

@@ -45,7 +45,12 @@ class Books:
         self.state = loaded.state or RunState(run_id=fresh_run_id)
         self.assets: tuple[AssetFile, ...] = loaded.assets
         self.buffer = Buffer(_rules(config), self.state.judge)
-        self.fleet = Fleet(config.coordinator.dead_after_s, config.coordinator.lease_max_s, config.workers.usd_per_h)
+        self.fleet = Fleet(
+            config.coordinator.dead_after_s,
+            config.coordinator.lease_max_s,
+            config.workers.usd_per_h,
+            config.rollout.concurrent_groups,
+        )
         self.scoreboard = Scoreboard(config)
         self.publishing = Publishing(config.provisioning.gamma)
         self.evaluation: Evaluation | None = None
@@ -151,7 +156,7 @@ class Books:
     def start_publish(self, policy: Policy, now: float) -> None:
         """The step that made ``policy`` ended."""
         generating = [worker for worker in self.fleet.active() if worker.installed is not None and not worker.draining]
-        self.publishing.start(policy, {worker.worker_id: worker.rate.rate_per_s(now) for worker in generating}, now)
+        self.publishing.start(policy, {worker.worker_id: worker.estimate(now).mean_per_s for worker in generating}, now)
 
     def finish_evaluation(self) -> None:
         """Report the evaluation if it is over."""

@@ -15,7 +15,7 @@ from itertools import takewhile
 
 import msgspec
 
-from echo2.provisioning.rates import DeliveryRate
+from echo2.provisioning.rates import DeliveryRate, Estimate
 from echo2.types import Policy
 
 PATIENCE_GROWTH = 2.0
@@ -60,15 +60,39 @@ class WorkerRecord(msgspec.Struct):
     state: str = ""
     rows_delivered: int = 0
     spooled_groups: int = 0
+    lanes: int = 1
+    """Its lease loops."""
+    lanes_held: int = 0
+    """Those that wait for work: their time says nothing about its rate."""
+    held_until_s: float = 0.0
+    """Up to which time that was counted."""
+
+    def estimate(self, now: float) -> Estimate:
+        """mu_i"""
+        self.settle(now)
+        return self.rate.estimate(now)
+
+    def settle(self, now: float) -> None:
+        """Count the time for which it has been held back."""
+        if self.lanes_held:
+            self.rate = self.rate.held((now - self.held_until_s) * self.lanes_held / self.lanes)
+        self.held_until_s = now
+
+    def hold(self, lanes: int, now: float) -> None:
+        """So many more lease loops wait for work; fewer when negative."""
+        self.settle(now)
+        self.lanes_held += lanes
 
 
 class Fleet:
     """Workers by id and running leases by id, oldest lease first."""
 
-    def __init__(self, dead_after_s: float, lease_max_s: float, usd_per_h: float) -> None:
+    def __init__(self, dead_after_s: float, lease_max_s: float, usd_per_h: float, lanes: int = 1) -> None:
+        """lanes: lease loops of each worker."""
         self.dead_after_s = dead_after_s
         self.lease_max_s = lease_max_s
         self.usd_per_h = usd_per_h
+        self.lanes = lanes
         self.workers: dict[str, WorkerRecord] = {}
         self.offered: dict[str, DeliveryRate] = {}
         """By machine of a pool that starts: what is expected of its worker before it has delivered."""
@@ -78,6 +102,8 @@ class Fleet:
         self._leases_of: dict[str, dict[str, RunningLease]] = {}
         """The same by worker."""
         self._durations: deque[float] = deque(maxlen=DURATIONS_KEPT)
+        self._usual_s: float | None = None
+        self._mean_s: float | None = None
         self._fresh: deque[RunningLease] = deque()
         """Leases not overdue yet, oldest first; ended ones linger until they reach the front."""
 
@@ -90,11 +116,12 @@ class Fleet:
         if worker is None:
             price = self.usd_per_h if usd_per_h is None else usd_per_h
             rate = self.offered.get(machine_id, DeliveryRate())
-            worker = WorkerRecord(worker_id, name, now, rate, price, self.dead_after_s, machine_id)
+            worker = WorkerRecord(worker_id, name, now, rate, price, self.dead_after_s, machine_id, lanes=self.lanes)
             self.workers[worker_id] = worker
         if not worker.active:
             # It was not dead, only silent for long: taken for dead again and again, it would flap and its leases too.
             worker.patience_s = min(PATIENCE_GROWTH * worker.patience_s, max(self.dead_after_s, self.lease_max_s))
+            worker.settle(now)
             worker.rate = worker.rate.held(now - worker.last_seen_s)
         worker.last_seen_s = now
         if not worker.active or is_new:
@@ -129,7 +156,21 @@ class Fleet:
 
     def usual_lease_s(self) -> float | None:
         """T_gen: the time to finish a group, scoring and delivery included; None before one was."""
-        return statistics.median(self._durations) if self._durations else None
+        return self._usual_s
+
+    def mean_lease_s(self) -> float | None:
+        """T_gen over groups, as Little's law needs it: so many times the pool's rate is under way.
+
+        Overdue ones count as if they had just become so, for from then on nothing waits for them.
+        """
+        return self._mean_s
+
+    def _took(self, seconds: float) -> None:
+        """A lease brought rows after so long."""
+        self._durations.append(seconds)
+        self._usual_s = statistics.median(self._durations)
+        limit = self.overdue_after_s()
+        self._mean_s = statistics.fmean(min(taken, limit) for taken in self._durations)
 
     def restarted(self, worker_id: str) -> None:
         """It had been dead, or is new: its silence is judged as anybody's."""
@@ -161,20 +202,15 @@ class Fleet:
         if lease is not None:
             del self._leases_of[lease.worker_id][lease_id]
         if lease is not None and delivered_rows is not None:
-            self._durations.append(now - lease.granted_s)
+            self._took(now - lease.granted_s)
         return lease
 
     def delivered(self, worker_id: str, rows: int, now: float) -> None:
         worker = self.workers.get(worker_id)
         if worker is not None and rows:
             worker.rows_delivered += rows
+            worker.settle(now)
             worker.rate = worker.rate.delivered(now, rows)
-
-    def held(self, worker_id: str, seconds: float) -> None:
-        """The gate kept the worker waiting: that time says nothing about its rate."""
-        worker = self.workers.get(worker_id)
-        if worker is not None:
-            worker.rate = worker.rate.held(seconds)
 
     def leases_of(self, worker_id: str) -> list[RunningLease]:
         return list(self._leases_of.get(worker_id, {}).values())
@@ -207,4 +243,4 @@ class Fleet:
 
     def pool_rate_per_s(self, now: float) -> float:
         """Equation (4) over heartbeats."""
-        return sum(worker.rate.rate_per_s(now) for worker in self.active())
+        return sum(worker.estimate(now).mean_per_s for worker in self.active())

@@ -186,7 +186,7 @@ class Provided:
         workers = [worker for worker in self._books.fleet.workers.values() if worker.machine_id]
         heard = {worker.machine_id for worker in workers}
         unheard = {name: rate for name, rate in self._rates.items() if name in self._billed and name not in heard}
-        rates = {worker.machine_id: worker.rate.estimate(now) for worker in workers if worker.active}
+        rates = {worker.machine_id: worker.estimate(now) for worker in workers if worker.active}
         return {**unheard, **{name: rate for name, rate in rates.items() if 0 < rate.deliveries < math.inf}}
 
     def _recalled_rate(self, machine_id: str) -> DeliveryRate:
@@ -236,7 +236,7 @@ def _machine(worker: WorkerRecord, now: float) -> Machine:
         machine_id=worker.machine_id or worker.worker_id,
         phase=phase,
         usd_per_h=0.0 if worker.machine_id else worker.usd_per_h,
-        rate=worker.rate.estimate(now),
+        rate=worker.estimate(now),
         available=worker.active,
         delivered=worker.rows_delivered > 0,
     )

@@ -131,6 +131,18 @@ class Scoreboard:
             t_train_s=times.t_train_s, t_bcast_s=times.t_bcast_s, publish_period=self.config.publish_period
         )
 
+    def planned_staleness(self, t_gen_s: float | None) -> float | None:
+        """Equation (12) with the time to finish a group: how far ahead of the learner the pool has to work."""
+        times = self._times(t_gen_s)
+        if times is None:
+            return None
+        return capacity.staleness_bound_tight(
+            t_train_s=times.t_train_s,
+            t_bcast_s=times.t_bcast_s,
+            publish_period=self.config.publish_period,
+            t_gen_s=times.t_gen_s,
+        )
+
     def _bound(self, mu_pool_per_s: float) -> float | None:
         times = self._times(None)
         if times is None or mu_pool_per_s <= 0:

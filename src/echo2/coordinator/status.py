@@ -26,7 +26,7 @@ def run_status(
             "active": worker.active,
             "installed": None if worker.installed is None else str(worker.installed),
             "state": worker.state,
-            "rate_per_s": worker.rate.rate_per_s(now),
+            "rate_per_s": worker.estimate(now).mean_per_s,
             "rows": worker.rows_delivered,
             **_costs(books, worker.machine_id or worker.worker_id, now),
             "last_seen_s": now - worker.last_seen_s,

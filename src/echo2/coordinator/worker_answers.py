@@ -6,7 +6,8 @@ Invariant: a long poll is answered at the latest when its wait ends, and a lease
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 from echo2.broadcast.catalogue import cheapest_path
 from echo2.coordinator.enrolment import check_tasks
@@ -58,11 +59,21 @@ class WorkerAnswers:
 
     async def lease(self, peer_id: str, request: m.RequestLease) -> m.Reply:
         deadline_s = self.hall.clock.monotonic() + self.hall.bounded(request.wait_s)
-        with _HeldBack(self.hall, peer_id, deadline_s):
+        with self._held_back(peer_id):
             while (why := self.hall.workers.has_no_part(peer_id)) is not None:
                 if not await self.hall.calls.wait(deadline_s - self.hall.clock.monotonic()):
                     return m.LeaseWait(why)
             return await self._queued(peer_id, request, deadline_s)
+
+    @contextlib.contextmanager
+    def _held_back(self, peer_id: str) -> Iterator[None]:
+        """One of the worker's lease loops waits."""
+        worker = self.hall.books.fleet.workers[peer_id]
+        worker.hold(1, self.hall.clock.monotonic())
+        try:
+            yield
+        finally:
+            worker.hold(-1, self.hall.clock.monotonic())
 
     async def _queued(self, peer_id: str, request: m.RequestLease, deadline_s: float) -> m.Reply:
         """The gate's answer, once it is this worker's turn."""
@@ -96,36 +107,3 @@ class WorkerAnswers:
             self.hall.queue.send_back(peer_id, request.installed)
         self.hall.pump()
         return reply
-
-
-class _HeldBack:
-    """One of a worker's lease loops is held back; that says nothing about its rate. It is told at once where a question
-    is held for longer than connections survive."""
-
-    def __init__(self, hall: Hall, peer_id: str, deadline_s: float) -> None:
-        self._hall = hall
-        self._peer_id = peer_id
-        self._told_s = hall.clock.monotonic()
-        self._timer: asyncio.TimerHandle | None = None
-        if deadline_s - self._told_s > m.MAX_WAIT_S:
-            self._tell_later()
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._tell()
-
-    def _tell(self) -> None:
-        now = self._hall.clock.monotonic()
-        lanes = self._hall.config.rollout.concurrent_groups
-        self._hall.books.fleet.held(self._peer_id, (now - self._told_s) / lanes)
-        self._told_s = now
-
-    def _tell_later(self) -> None:
-        def ring() -> None:
-            self._tell()
-            self._tell_later()
-
-        self._timer = asyncio.get_running_loop().call_later(m.MAX_WAIT_S, ring)

@@ -161,7 +161,8 @@ class WorkerDesk:
 
     def gate(self, version: int) -> str | None:
         """Why no lease at ``version`` is granted now; None when one may be."""
-        limit = horizon(self.config.staleness_budget, self.books.scoreboard.bound_tight(), self.books.learner_waits)
+        planned = self.books.scoreboard.planned_staleness(self.fleet.mean_lease_s())
+        limit = horizon(self.config.staleness_budget, planned, self.books.learner_waits)
         inputs = GateInputs(
             next_batch=self.buffer.next_batch,
             horizon=limit,

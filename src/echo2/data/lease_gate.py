@@ -18,7 +18,7 @@ class GateInputs(msgspec.Struct, frozen=True):
     next_batch: int
     """t: index of the next batch to form."""
     horizon: int
-    """D: S while the learner waits, else min(S, equation (12))."""
+    """D: S while the learner waits, else min(S, equation (12) with the time to finish a group)."""
     groups_per_batch: int
     """P"""
     last_batch: int
@@ -29,11 +29,15 @@ class GateInputs(msgspec.Struct, frozen=True):
     """Published versions of the surviving history."""
 
 
-def horizon(staleness_budget: int, bound_tight: float | None, learner_waits: bool) -> int:
-    """D: a waiting learner takes whatever I1 admits; a busy one is kept as fresh as the plan (12) promises."""
-    if learner_waits or bound_tight is None:
+def horizon(staleness_budget: int, planned: float | None, learner_waits: bool) -> int:
+    """D: a waiting learner takes whatever I1 admits; a busy one is kept as fresh as ``planned``.
+
+    planned: equation (12) with the time to finish a group in it. Without it, groups that take several steps would close
+    the gate while they run, and the learner would run dry.
+    """
+    if learner_waits or planned is None:
         return staleness_budget
-    return min(staleness_budget, int(bound_tight))
+    return min(staleness_budget, int(planned))
 
 
 def closed_because(inputs: GateInputs, version: int) -> str | None:

@@ -182,10 +182,14 @@ def staleness_bound(
     return publish_period + first - 1
 
 
-def staleness_bound_tight(*, t_train_s: float, t_bcast_s: float, publish_period: int) -> int:
-    """Equation (12): Δmax ≤ kappa + ⌈(1 − 1/kappa)·T_bcast / T_train⌉, in training steps; valid where (1) holds."""
+def staleness_bound_tight(*, t_train_s: float, t_bcast_s: float, publish_period: int, t_gen_s: float = 0.0) -> int:
+    """Equation (12): Δmax ≤ kappa + ⌈(1 − 1/kappa)·T_bcast / T_train⌉, in training steps; valid where (1) holds.
+
+    t_gen_s: time to finish a group, which the paper leaves out; what is generated that long is that much older.
+    """
     _check_timing(t_train_s, t_bcast_s, publish_period, 1)
-    return publish_period + _ceil((1 - 1 / publish_period) * t_bcast_s / t_train_s)
+    _check_staleness(t_gen_s, 0)
+    return publish_period + _ceil(((1 - 1 / publish_period) * t_bcast_s + t_gen_s) / t_train_s)
 
 
 def cost_usd(machines: Iterable[tuple[float, float]]) -> float:

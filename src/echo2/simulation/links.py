@@ -46,9 +46,10 @@ class Desk:
 
     def __init__(self) -> None:
         self._handler: Handler | None = None
-        self._tasks: asyncio.TaskGroup | None = None
-        self._under_way: dict[asyncio.Future[Reply], tuple[str, asyncio.Task[None]]] = {}
+        self._under_way: dict[asyncio.Task[None], str] = {}
         """What is being handled, and of whom."""
+        self._crash: Exception | None = None
+        self._crashed = asyncio.Event()
         self.watchers: list[Callable[[], None]] = []
         """Called when a life ends."""
 
@@ -57,50 +58,61 @@ class Desk:
         return self._handler is not None
 
     async def serve(self, handler: Handler, until: asyncio.Event) -> None:
-        """Answer until ``until`` is set or this call is cancelled; requests under way die with it."""
+        """Answer until ``until`` is set or this call is cancelled; requests under way die with it.
+
+        Raises what a handler raised that is no answer.
+        """
+        self._handler = handler
         try:
-            async with asyncio.TaskGroup() as tasks:
-                self._handler, self._tasks = handler, tasks
-                await until.wait()
-                for _, task in self._under_way.values():
-                    task.cancel()
+            async with asyncio.TaskGroup() as group:
+                stop = group.create_task(until.wait(), name="the coordinator's end")
+                stop.add_done_callback(lambda _: self._crashed.set())
+                await self._crashed.wait()
+                stop.cancel()
         finally:
-            self._handler = self._tasks = None
-            self._under_way = {}
+            self._handler, self._crashed = None, asyncio.Event()
+            left = list(self._under_way)
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left)
             for watcher in list(self.watchers):
                 watcher()
+        if self._crash is not None:
+            raise self._crash
 
-    async def ask(self, principal: Principal, request: Request) -> Reply:
-        """Raises TransportError when nobody serves, or the one who served died."""
-        if self._handler is None or self._tasks is None:
-            raise TransportError("connection refused: the coordinator is down")
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    def take(self, principal: Principal, request: Request, answer: Callable[[Reply | Echo2Error], None]) -> None:
+        """Handle the request to its end and call ``answer`` then; at once where nobody serves."""
+        if self._handler is None:
+            answer(TransportError("connection refused: the coordinator is down"))
+            return
+        work = self._handle(self._handler, principal, request, answer)
         name = f"handle {type(request).__name__} of {principal.peer_id}"
-        task = self._tasks.create_task(_answer(self._handler, principal, request, answer), name=name)
-        self._under_way[answer] = (principal.peer_id, task)
-        task.add_done_callback(lambda _: self._under_way.pop(answer, None))
-        return await answer
+        self._under_way[asyncio.get_running_loop().create_task(work, name=name)] = principal.peer_id
+
+    async def _handle(
+        self, handler: Handler, principal: Principal, request: Request, answer: Callable[[Reply | Echo2Error], None]
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "it is one"
+        try:
+            answer(await handler.handle(principal, request))
+        except Echo2Error as error:
+            answer(error)
+        except asyncio.CancelledError:
+            answer(TransportError("connection reset: the coordinator died"))
+            raise
+        except Exception as error:
+            self._crash = error
+            self._crashed.set()
+        finally:
+            del self._under_way[task]
 
     def hang_up(self, peer_id: str) -> None:
         """Its process died, and its connections with it: a lease must not be granted to a closed socket."""
-        for peer, task in list(self._under_way.values()):
+        for task, peer in list(self._under_way.items()):
             if peer == peer_id:
                 task.cancel()
-
-
-async def _answer(handler: Handler, principal: Principal, request: Request, answer: asyncio.Future[Reply]) -> None:
-    try:
-        reply = await handler.handle(principal, request)
-    except Echo2Error as error:
-        if not answer.done():
-            answer.set_exception(error)
-    except asyncio.CancelledError:
-        if not answer.done():
-            answer.set_exception(TransportError("connection reset: the coordinator died"))
-        raise
-    else:
-        if not answer.done():
-            answer.set_result(reply)
 
 
 class Access:
@@ -158,19 +170,46 @@ class VirtualLine:
         return reply
 
     async def _exchange(self, request: Request, random: Random) -> Reply:
-        await self._cross(len(msgspec.msgpack.encode(request)), random)
-        reply = await self.desk.ask(self.principal, request)
-        await self._cross(len(msgspec.msgpack.encode(reply)), random)
-        return reply
+        """Raises TransportError after a while when the line is down or a message is lost."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Reply] = loop.create_future()
 
-    async def _cross(self, nbytes: int, random: Random) -> None:
-        """One way over the link. Raises TransportError after a while when the line is down or the message is lost."""
+        def arrive() -> None:
+            if not answer.done():  # Else who asked is gone, and hung up.
+                self.desk.take(self.principal, request, reply)
+
+        def reply(said: Reply | Echo2Error) -> None:
+            if answer.done():
+                return
+            if isinstance(said, Echo2Error):
+                answer.set_exception(said)
+            elif (delay_s := self._delay_s(said, random)) is None:
+                loop.call_later(OUTAGE_DELAY_S, lose)
+            else:
+                loop.call_later(delay_s, hear, said)
+
+        def hear(said: Reply) -> None:
+            if not answer.done():
+                answer.set_result(said)
+
+        def lose() -> None:
+            if not answer.done():
+                answer.set_exception(TransportError(f"no answer over the line of {self.principal.peer_id}"))
+
+        delay_s = self._delay_s(request, random)
+        if delay_s is None:
+            loop.call_later(OUTAGE_DELAY_S, lose)
+        else:
+            loop.call_later(delay_s, arrive)
+        return await answer
+
+    def _delay_s(self, message: Request | Reply, random: Random) -> float | None:
+        """One way over the link; None when the line is down or the message is lost."""
         delay_s = self.link.latency_s * (1 + self.link.jitter * random.random())
         lost = random.random() < self.link.loss
         if random is self._beats:
             lost, self.loses_beat = lost or self.loses_beat, False
         if lost or self._cut:
             self.lost_at_s = asyncio.get_running_loop().time()
-            await asyncio.sleep(OUTAGE_DELAY_S)
-            raise TransportError(f"no answer over the line of {self.principal.peer_id}")
-        await asyncio.sleep(delay_s + nbytes / self.link.bytes_per_s)
+            return None
+        return delay_s + len(msgspec.msgpack.encode(message)) / self.link.bytes_per_s

@@ -35,7 +35,7 @@ WIND_UP_S = 3600.0
 """Virtual time that cancelled tasks get to clean up after the main one ended."""
 LEAST_SWEPT = 1000
 """Cancelled timers below which sweeping is not worth it."""
-GC_THRESHOLD = 100_000
+GC_THRESHOLD = 1_000_000
 """Objects made between two looks for garbage: a world of ten thousand workers is walked whole at each look."""
 _ASYNCIO_DIR = str(Path(asyncio.__file__).parent)
 

@@ -48,7 +48,8 @@ T = TypeVar("T")
 
 
 class MemoryStore:
-    """The coordinator's store; a commit takes ``commit_s`` and is lost when the coordinator dies before."""
+    """The coordinator's store; a commit takes ``commit_s`` and is lost when the coordinator dies before. One of nothing
+    waits for those under way."""
 
     def __init__(self, commit_s: float = 0.002, peers: Iterable[Peer] = ()) -> None:
         """peers: enrolled already."""
@@ -68,6 +69,8 @@ class MemoryStore:
         self.evals: dict[int, bytes] = {}
 
     async def commit(self, operations: Sequence[Operation]) -> None:
+        if not operations and self._applied == self._made:
+            return
         # Kept as they are: an operation is never changed after it was made, and ``load`` gives copies.
         self._made += 1
         number, entry = self._made, list(operations)
