@@ -42,11 +42,14 @@ class Scoreboard:
     def __init__(self, config: Config) -> None:
         self.config = config
         self._train_times: deque[float] = deque(maxlen=STEPS_IN_MEDIAN)
+        self.t_train_s: float | None = None
         self._is_resumed = False
         """Its first T_train is of an earlier life, and a median already."""
         self._judged: list[tuple[str, float]] = []
         """(task, reward) of rows judged since the last line."""
         self._bcast_times: deque[float] = deque(maxlen=PUBLISHES_IN_MEDIAN)
+        self.usual_t_bcast_s: float | None = None
+        """What is planned by. Of two, the shorter: the first publish is a whole snapshot, those after it are deltas."""
         self._cadence = Cadence(config.staleness_budget, config.publish_period)
         self.snapshot_bytes = 0
         self.traffic = Traffic()
@@ -56,10 +59,10 @@ class Scoreboard:
 
     def resume(self, last: StepMetrics) -> None:
         """Go on from the line an earlier life wrote last: its times hold until they are measured again."""
-        self._train_times.append(last.t_train_s)
+        self.trained(last.t_train_s)
         self._is_resumed = True
         if last.t_bcast_s is not None:
-            self._bcast_times.append(last.t_bcast_s)
+            self.disseminated(last.t_bcast_s)
         self.snapshot_bytes = last.snapshot_bytes
         self._publish_sizes.append(last.publish_bytes)
         self._changed_share = last.changed_share
@@ -77,23 +80,16 @@ class Scoreboard:
 
     def trained(self, t_train_s: float) -> None:
         self._train_times.append(t_train_s)
+        self.t_train_s = statistics.median(self._train_times)
 
     def disseminated(self, t_bcast_s: float) -> None:
         self._bcast_times.append(t_bcast_s)
+        self.usual_t_bcast_s = statistics.median_low(self._bcast_times)
 
     @property
     def t_bcast_s(self) -> float | None:
         """Of the newest publish that arrived."""
         return self._bcast_times[-1] if self._bcast_times else None
-
-    @property
-    def usual_t_bcast_s(self) -> float | None:
-        """What is planned by. Of two, the shorter: the first publish is a whole snapshot, those after it are deltas."""
-        return statistics.median_low(self._bcast_times) if self._bcast_times else None
-
-    @property
-    def t_train_s(self) -> float | None:
-        return statistics.median(self._train_times) if self._train_times else None
 
     @property
     def profiled_t_train_s(self) -> float | None:

@@ -36,8 +36,6 @@ class WorkerDesk:
         """A lease ended without an accepted row, and none was accepted since: granting more is no progress (I7)."""
         self.dismissals = 0
         """Workers that left or fell silent so far."""
-        self._drops_seen = 0
-        """Groups that had been dropped when their leases were looked for last."""
 
     # ---- workers ------------------------------------------------------------------------------------------------
 
@@ -145,12 +143,8 @@ class WorkerDesk:
 
     def _end_dropped(self, now: float) -> None:
         """Leases whose group aged out or was rolled back: their workers are told to stop, their versions may go."""
-        if self.buffer.groups_dropped == self._drops_seen:
-            return
-        self._drops_seen = self.buffer.groups_dropped
-        for lease in list(self.fleet.leases.values()):
-            group = self.buffer.groups.get(lease.group_id)
-            if group is None or not group.leased or group.attempt != lease.attempt:
+        for lease_id in self.buffer.drain_orphaned():
+            if (lease := self.fleet.leases.get(lease_id)) is not None:
                 self._end(lease, "its group is gone", now)
 
     def _end(self, lease: RunningLease, why: str, now: float) -> None:

@@ -64,6 +64,8 @@ class Buffer(Ledger):
         """Records of earlier batches are gone: their steps are checkpointed."""
         self.next_group = 0
         self._zero_variance_drops = 0
+        self._expired_to = 0
+        """Live groups were last looked through for those older than this version."""
 
     # ---- leases -----------------------------------------------------------------------------------------------
 
@@ -105,10 +107,10 @@ class Buffer(Ledger):
         """Judge the rows of one attempt; a verdict each, in order. The caller has checked whose lease it is."""
         group = self.groups[group_id]
         lease = group.attempts[attempt - 1]
-        known = self.rows[group_id]
+        known, missing = self.rows[group_id], set(self.missing(group))
         for submission in submissions:
             if submission.index in lease.indices and (submission.index, attempt) not in known:
-                self._judge(group, attempt, submission)
+                self._judge(group, attempt, submission, missing)
         if attempt == group.attempt:
             group.leased = False
         if group.state is GroupState.OPEN:
@@ -116,12 +118,13 @@ class Buffer(Ledger):
         rows = [known.get((submission.index, attempt)) for submission in submissions]
         return [Verdict.UNATTRIBUTED if row is None else row.verdict for row in rows]
 
-    def _judge(self, group: Group, attempt: int, submission: RowSubmission) -> None:
+    def _judge(self, group: Group, attempt: int, submission: RowSubmission, missing: set[int]) -> None:
+        """missing: indices of the group without an accepted row, kept up to date."""
         record = bytes(submission.record)
         trajectory: Trajectory | None = None
         if submission.status.is_failure:
             verdict = Verdict.FAILED
-        elif not group.state.is_live or submission.index not in self.missing(group):
+        elif not group.state.is_live or submission.index not in missing:
             verdict = Verdict.DUPLICATE
         elif isinstance(parsed := parse_record(record, group.prompt), str):
             verdict = Verdict.MALFORMED
@@ -141,6 +144,8 @@ class Buffer(Ledger):
             digest=blake3(record).hexdigest() if accepted else "",
             normalisation_key=trajectory.normalisation_key if trajectory else None,
         )
+        if accepted:
+            missing.discard(submission.index)
         self._add(row, record if accepted else None)
 
     def _admit(self, trajectory: Trajectory) -> Verdict:
@@ -203,8 +208,9 @@ class Buffer(Ledger):
         """
         oldest = self.oldest_admissible
         stale = set[int]()
-        if any(version < oldest for version in self.live):
+        if oldest != self._expired_to and any(version < oldest for version in self.live):
             stale = {g for g, version in self._counted.items() if version < oldest}
+        self._expired_to = oldest
         stale |= {g for g in self._unleased if version_of(self.groups[g]) < oldest}
         for group in (self.groups[g] for g in sorted(stale)):
             if not group.leased or self.accepted(group):
@@ -288,6 +294,8 @@ class Buffer(Ledger):
     def _drop(self, group: Group) -> None:
         rows = self.accepted(group)
         self.groups_dropped += 1
+        if group.leased:
+            self._orphaned.append(group.attempts[-1].lease_id)
         self.expired_tokens += sum(row.tokens for row in rows)
         self._move([row.key for row in rows], RowState.EXPIRED)
         self._retire(group, GroupState.DROPPED, self.next_batch)

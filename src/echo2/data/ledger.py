@@ -39,11 +39,17 @@ class Ledger:
         self._closed: dict[int, int] = {}
         """Version of each."""
         self._retired: deque[tuple[int, int]] = deque()
+        self._orphaned: list[str] = []
         self._changes: list[Change] = []
 
     def drain_changes(self) -> list[Change]:
         changes, self._changes = self._changes, []
         return changes
+
+    def drain_orphaned(self) -> list[str]:
+        """Leases that ran when their groups were dropped, since the last call."""
+        orphaned, self._orphaned = self._orphaned, []
+        return orphaned
 
     def accepted(self, group: Group) -> list[Row]:
         return [r for r in self.rows[group.group_id].values() if r.verdict is Verdict.ACCEPTED]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from echo2.errors import UserError
 
@@ -182,6 +183,7 @@ def staleness_bound(
     return publish_period + first - 1
 
 
+@lru_cache(maxsize=256)  # asked at every lease, with times that change once a step
 def staleness_bound_tight(*, t_train_s: float, t_bcast_s: float, publish_period: int, t_gen_s: float = 0.0) -> int:
     """Equation (12): Δmax ≤ kappa + ⌈(1 − 1/kappa)·T_bcast / T_train⌉, in training steps; valid where (1) holds.
 

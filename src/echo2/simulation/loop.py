@@ -17,7 +17,7 @@ import contextlib
 import gc
 import linecache
 from collections.abc import Callable, Coroutine, Iterator
-from contextvars import Context
+from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 from types import FrameType
@@ -59,6 +59,46 @@ class _CountedTask(asyncio.Task[Any]):
         return self.number
 
 
+class _Call:
+    """What asyncio's own handles are to their callers, without their debugging: millions are made."""
+
+    __slots__ = ("args", "callback", "context", "is_cancelled")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> None:
+        self.callback, self.args = callback, args
+        self.context = copy_context() if context is None else context
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+
+class _Timer(_Call):
+    __slots__ = ("_at_s", "_loop")
+
+    def __init__(
+        self,
+        at_s: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+        loop: VirtualLoop,
+    ) -> None:
+        super().__init__(callback, args, context)
+        self._at_s, self._loop = at_s, loop
+
+    def when(self) -> float:
+        return self._at_s
+
+    def cancel(self) -> None:
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self._loop.note_cancelled()
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, until_s: float) -> None:
         super().__init__()
@@ -66,7 +106,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.until_s = until_s
         self._turns_without_time = 0
         self._tasks_made = 0
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, _Timer]] = []
         self._timers_made = 0
         self._cancelled = 0
         """Timers in the heap that were cancelled, about."""
@@ -81,18 +121,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        timer._scheduled = True  # type: ignore[attr-defined]
+    ) -> _Timer:
+        timer = _Timer(when, callback, args, context, self)
         self._timers_made += 1
         heappush(self._timers, (when, self._timers_made, timer))
         return timer
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> _Timer:
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> _Call:
+        call = _Call(callback, args, context)
+        self._ready.append(call)  # type: ignore[attr-defined]
+        return call
+
+    def note_cancelled(self) -> None:
         """Most time-outs never fire; they are swept when they are most of the heap."""
         self._cancelled += 1
         if self._cancelled > LEAST_SWEPT and 2 * self._cancelled > len(self._timers):
-            self._timers = [timer for timer in self._timers if not timer[2].cancelled()]
+            self._timers = [timer for timer in self._timers if not timer[2].is_cancelled]
             heapify(self._timers)
             self._cancelled = 0
 
@@ -106,15 +157,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         timers, soon_s = self._timers, self._now_s + TICK_S
         while timers and timers[0][0] < soon_s:
             timer = heappop(timers)[2]
-            timer._scheduled = False  # type: ignore[attr-defined]
-            if not timer.cancelled():
+            if not timer.is_cancelled:
                 ready.append(timer)
         turn = len(ready)
         self.callbacks += turn
         for _ in range(turn):
-            handle = ready.popleft()
-            if not handle._cancelled:
-                handle._run()
+            call = ready.popleft()
+            if not call.is_cancelled:
+                try:
+                    call.context.run(call.callback, *call.args)
+                except Exception as error:
+                    self._note_fault(self, {"message": f"{call.callback!r} failed", "exception": error})
 
     def _count_turn(self) -> None:
         self._turns_without_time += 1
@@ -127,7 +180,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _pass_time(self) -> None:
         """Jump to the next timer that will fire."""
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2].is_cancelled:
             heappop(timers)
             self._cancelled -= 1
         if not timers:

@@ -175,7 +175,7 @@ class PlannedRelays:
 
     def _plan(self, manifest: Manifest, names: list[str]) -> Plan:
         """The same question is answered once: planning for thousands takes seconds."""
-        nodes, size = [self._node(name) for name in names], manifest.object_size
+        nodes, size = [self._node(name) for name in sorted(names)], manifest.object_size
         chunk, uplink = manifest.chunk_size, self._accesses[SEED].up.capacity
         question = (nodes, size, uplink)
         if self._last is None or self._last[0] != question:
