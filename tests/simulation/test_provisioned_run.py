@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from echo2.config.load import build_config
 from echo2.provisioning.offers import Offer
+from echo2.simulation.fates import FateModel
 from echo2.simulation.models import LearnerModel, WorkerModel, WorldModel
 from echo2.simulation.pool import MachineModel
 from echo2.simulation.world import COORDINATOR, LEARNER, Scenario, SimulatedRun, World, simulate
@@ -211,3 +214,28 @@ def test_volunteers_wait_until_they_are_needed_and_cost_only_then() -> None:
 
 def test_i10_the_same_run_is_the_same_to_the_event() -> None:
     assert run_with(25).events == run_with(25).events
+
+
+def test_a_machine_given_back_while_its_worker_restarts_stays_away() -> None:
+    market = {
+        name: msgspec.structs.replace(
+            offered, worker=WorkerModel(name, fate=FateModel(crashes_per_h=30.0, restart_s=300.0))
+        )
+        for name, offered in MARKET.items()
+    }
+    given_back: list[str] = []
+
+    async def give_back_whoever_restarts(world: World) -> None:
+        while not given_back:
+            await asyncio.sleep(5.0)
+            down = [name for name in world.workers if world.pool.has(name) and name not in world.working()]
+            for name in down:
+                await world.pool.stop(name)
+                given_back.append(name)
+
+    run = run_with(30, give_back_whoever_restarts, market)
+    assert given_back
+    gone_s = max(event["at_s"] for event in events(run, "killed") if event["program"] == given_back[0])
+    joined = [event["at_s"] for event in events(run, "worker_joined") if event["name"] == given_back[0]]
+    assert len(joined) == 1
+    assert joined[0] < gone_s

@@ -63,6 +63,8 @@ async def suffer(world: World, name: str, fate: FateModel, random: Random) -> No
             return
         await world.kill(name)
         await asyncio.sleep(fate.restart_s)
+        if world.is_given_back(name):
+            return
         if name not in world.working():
             world.start(name)
 

@@ -148,6 +148,10 @@ class World:
         else:
             await self.kill(name)
 
+    def is_given_back(self, name: str) -> bool:
+        """Its machine was rented and is no more."""
+        return name in self._peer_ids and not self.pool.has(name)
+
     def slow(self, name: str, factor: float) -> None:
         """From now on the learner, or a worker, takes so many times as long."""
         self.events.emit("slowed", program=name, factor=factor)
