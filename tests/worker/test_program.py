@@ -236,7 +236,7 @@ def test_an_install_is_told_at_once_and_running_groups_keep_their_version() -> N
         return setting
 
     done = run_virtual(main())
-    told = [beat.installed for beat in done.desk.of(Heartbeat) if isinstance(beat, Heartbeat)]
+    told = [question.installed for question in done.desk.of(AwaitPolicy) if isinstance(question, AwaitPolicy)]
     assert list(dict.fromkeys(told)) == [None, Policy(0, 0), Policy(0, 2)]
     versions = {
         msgspec.msgpack.decode(row.record, type=Trajectory).policy_min for g in done.desk.submitted for row in g.rows

@@ -13,7 +13,7 @@ from echo2.broadcast.catalogue import cheapest_path
 from echo2.coordinator.enrolment import check_tasks
 from echo2.coordinator.hall import Hall
 from echo2.transport import messages as m
-from echo2.types import Verdict
+from echo2.types import Policy, Verdict
 
 
 class WorkerAnswers:
@@ -36,6 +36,8 @@ class WorkerAnswers:
     async def await_policy(self, peer_id: str, request: m.AwaitPolicy) -> m.Reply:
         deadline = self.hall.clock.monotonic() + self.hall.bounded(request.wait_s)
         self.hall.under_way(request.received)
+        if self.hall.workers.note_installed(peer_id, request.installed, self.hall.clock.monotonic()):
+            self._reconsider(peer_id, request.installed)
         while (path := self._path(request)) is None:
             if not await self.hall.news.wait(deadline - self.hall.clock.monotonic()):
                 break
@@ -103,7 +105,11 @@ class WorkerAnswers:
 
     async def heartbeat(self, peer_id: str, request: m.Heartbeat) -> m.Reply:
         reply = self.hall.workers.heartbeat(peer_id, request, self.hall.clock.monotonic())
-        if request.installed is not None:
-            self.hall.queue.send_back(peer_id, request.installed)
-        self.hall.pump()
+        self._reconsider(peer_id, request.installed)
         return reply
+
+    def _reconsider(self, peer_id: str, installed: Policy | None) -> None:
+        """What waits for a lease, where a worker may have installed something."""
+        if installed is not None:
+            self.hall.queue.send_back(peer_id, installed)
+        self.hall.pump()

@@ -75,14 +75,7 @@ class WorkerDesk:
     def heartbeat(self, worker_id: str, beat: Heartbeat, now: float) -> HeartbeatReply:
         worker = self.fleet.workers[worker_id]
         worker.state, worker.spooled_groups = beat.state[:MAX_STATE_CHARACTERS], beat.spooled_groups
-        if beat.installed is not None and self.state.judge(beat.installed) is Verdict.FUTURE:
-            # Nobody can hold it: believed, it would end a publish and an evaluation that nobody has seen.
-            self.events.emit("impossible_install", worker=worker_id, policy=str(beat.installed))
-        elif beat.installed is not None and beat.installed != worker.installed:
-            self.fleet.run(worker_id, beat.installed)
-            self.events.emit("installed", worker=worker_id, policy=str(beat.installed))
-            self.books.publishing.installs(worker_id, beat.installed)
-            self.books.note_installs(now)
+        self.note_installed(worker_id, beat.installed, now)
         grace = max(LEASE_REPLY_GRACE_S, 5 * self.config.coordinator.heartbeat_s)
         for lease in self.fleet.leases_of(worker_id):
             if lease.lease_id not in beat.leases and now - lease.granted_s > grace:
@@ -93,6 +86,20 @@ class WorkerDesk:
             evaluated = self.books.evaluation.leased
         revoked = tuple(x for x in beat.leases if x not in self.fleet.leases and x not in evaluated)
         return HeartbeatReply(drain=self.books.draining or worker.draining, revoked_leases=revoked)
+
+    def note_installed(self, worker_id: str, installed: Policy | None, now: float) -> bool:
+        """What the worker says that its engine runs; whether that is new."""
+        if installed is None or installed == self.fleet.workers[worker_id].installed:
+            return False
+        if self.state.judge(installed) is Verdict.FUTURE:
+            # Nobody can hold it: believed, it would end a publish and an evaluation that nobody has seen.
+            self.events.emit("impossible_install", worker=worker_id, policy=str(installed))
+            return False
+        self.fleet.run(worker_id, installed)
+        self.events.emit("installed", worker=worker_id, policy=str(installed))
+        self.books.publishing.installs(worker_id, installed)
+        self.books.note_installs(now)
+        return True
 
     def leave(self, worker_id: str, now: float) -> None:
         worker = self.fleet.workers.get(worker_id)

@@ -44,6 +44,8 @@ class AwaitPolicy(Request, frozen=True):
     """Policies whose verified snapshots lie on the worker's disk: deltas apply to them."""
     received: Annotated[dict[Root, Natural], msgspec.Meta(max_length=MAX_HELD)] = msgspec.field(default_factory=dict)
     """Bytes that are here already of objects that are not whole yet."""
+    installed: Policy | None = None
+    """What the engine runs: whoever asks after an install tells of it, too."""
 
 
 class PolicyNews(Reply, frozen=True):

@@ -108,7 +108,7 @@ class Installer:
     async def _ask(self, after: Policy | None, wait_s: float = MAX_WAIT_S) -> PolicyNews:
         held = self._stock.held()[-MAX_HELD:]
         received = dict(list(self._source.received().items())[-MAX_HELD:])
-        return await self._line.call(AwaitPolicy(after, wait_s, held, received), PolicyNews)
+        return await self._line.call(AwaitPolicy(after, wait_s, held, received, self._engine.installed), PolicyNews)
 
     def _is_news(self, news: PolicyNews) -> bool:
         """Whether there is a way to go, or its end is on our own disk already."""

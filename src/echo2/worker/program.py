@@ -180,7 +180,6 @@ class Worker:
         if self.phase is Phase.INSTALLING:
             self.phase = Phase.WORKING
         self._first_install.set()
-        self._pulse.hurry()
 
     # ---- leases ------------------------------------------------------------------------------------------------
 
