@@ -193,6 +193,9 @@ class CoordinatorSection(Section):
     """Longest life of a lease, heartbeats or not."""
     max_attempts: Positive = 3
     """Attempts at a group whose workers failed, before it closes with what it has."""
+    rescored_share: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of the replies to verifiable tasks whose rewards are scored again beside the coordinator; a worker whose
+    reward differs is set aside. 0 scores none."""
     stall_s: PositiveFloat = 600.0
     """Time without any progress after which the watchdog names the starved loop and ends the run."""
     max_submit_bytes: Positive = 64 * 1024 * 1024

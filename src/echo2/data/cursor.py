@@ -37,6 +37,11 @@ class PromptCursor:
                 raise ConfigError(f"task {task.name} must have at least one training prompt, it has none")
         self._quotas = _shares(self._weights, CYCLE)
 
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """By name."""
+        return {task.name: task for task in self._tasks}
+
     def prompt(self, position: int) -> Prompt:
         """The training prompt at ``position``, counted from 0 over the whole run."""
         cycle, offset = divmod(position, CYCLE)

@@ -32,6 +32,7 @@ from echo2.simulation.nodes import NodeRelays
 from echo2.simulation.pausing import PausingEngine
 from echo2.simulation.planned import PlannedRelays
 from echo2.simulation.relaying import Relayed, Relays
+from echo2.simulation.scoring import ScoredAtOnce
 from echo2.simulation.shelf import MemoryShelf
 from echo2.simulation.snapshots import MemoryStock, ModelledPacker, SharedTerms
 from echo2.simulation.sources import DirectLine, NoRelays
@@ -78,7 +79,7 @@ async def coordinator(world: World) -> Coordinator:
         config, world.store, await world.store.load(), world.shelf, PromptCursor(weighted, config.run.seed), clock,
         world.ids, world.events.of(COORDINATOR), world.lines, world.relays or NoRelays(), run_id=RUN_ID,
         snapshot_public_key=PUBLIC_KEY, pools=pools,
-        longest_wait_s=MAX_WAIT_S if world.model.plays_heartbeats else LONGEST_POLL_S,
+        longest_wait_s=MAX_WAIT_S if world.model.plays_heartbeats else LONGEST_POLL_S, scorer=ScoredAtOnce(world.tasks),
     )  # fmt: skip
 
 
