@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -345,6 +346,41 @@ def test_held_out_prompts_are_scored_under_each_due_version_and_the_last_one_too
     assert scored == [(4, 6), (8, 6)]
     last = run.metrics[-1]
     assert last.generated == last.trained, "replies of an evaluation are no rows"
+
+
+def test_each_task_of_a_mixture_has_its_own_numbers() -> None:
+    tables = {
+        "run": {"steps": 6},
+        "rollout": {"engine": "scripted", "rollouts_per_step": 16, "group_size": 4},
+        "eval": {"every_steps": 3, "prompts": 8},
+        "tasks": [
+            {"name": "arithmetic", "label": "small", "options": {"max_operand": 3}, "weight": 3.0},
+            {"name": "arithmetic", "label": "large", "options": {"min_operand": 50, "max_operand": 99}},
+        ],
+    }
+    made = build_config(tables, check_places=False)
+    evals: list[bytes] = []
+
+    async def scenario(world: World) -> None:
+        evals.append(b"")
+        while True:
+            await asyncio.sleep(1.0)
+            evals[:] = world.lines.evals
+
+    run = simulate(made, THREE, scenario=scenario)
+    assert json.loads(evals[-1])["reward_by_task"].keys() == {"small", "large"}
+    check_invariants(run, made)
+    rows: dict[str, int] = {}
+    for line in run.metrics:
+        assert set(line.rows_by_task) <= {"small", "large"}
+        assert line.rows_by_task.keys() == line.reward_by_task.keys() == line.pass_share_by_task.keys()
+        assert line.pass_share_by_task == line.reward_by_task, "rewards of this task are 0 and 1"
+        total = sum(line.rows_by_task.values())
+        mean = sum(line.reward_by_task[task] * count for task, count in line.rows_by_task.items()) / total
+        assert line.reward_mean == pytest.approx(mean)
+        for task, count in line.rows_by_task.items():
+            rows[task] = rows.get(task, 0) + count
+    assert 1.5 < rows["small"] / rows["large"] < 6.0
 
 
 def test_rewards_are_scored_again_and_nobody_honest_is_set_aside() -> None:

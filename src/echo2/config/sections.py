@@ -22,8 +22,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
 class RunSection(Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
+    name: Name = "run"
     """Name of the run; its folder is `dir`/`name`."""
     dir: str = "runs"
     """Folder that holds run folders, relative to the working directory."""
@@ -51,10 +54,18 @@ class ModelSection(Section):
 class TaskSection(Section):
     name: str
     """A registered task name or `module:Class`."""
+    label: Name | Literal[""] = ""
+    """What the task is called in this run, in metrics and prompts; empty means its name. Tasks of one name, with other
+    options, need a label each."""
     weight: PositiveFloat = 1.0
     """Share of prompts drawn from this task, relative to the others."""
     options: dict[str, Any] = {}
     """Keyword arguments of the task; a relative `path` is relative to the file it stands in."""
+
+    @property
+    def called(self) -> str:
+        """Its name in the run."""
+        return self.label or self.name
 
 
 class RolloutSection(Section):

@@ -78,7 +78,7 @@ class Task(ABC):
     """Subclasses take their options as keyword arguments of ``__init__`` and raise ConfigError for wrong ones."""
 
     name: str = ""
-    """Set by the registry to the name in the configuration."""
+    """Set by the registry to what the task is called in the configuration."""
     options: Mapping[str, Any] = MappingProxyType({})
     """The options it was made with; set by the registry."""
     pass_reward: ClassVar[float | None] = None

@@ -65,7 +65,7 @@ def make_relays(config: Config, model: WorldModel, home: Access, shelf: MemorySh
 async def coordinator(world: World) -> Coordinator:
     """A new life, from what the last one made durable."""
     config, clock = world.config, VirtualClock(world.model.home_skew_s)
-    weighted = [(world.tasks[section.name], section.weight) for section in config.tasks]
+    weighted = [(world.tasks[section.called], section.weight) for section in config.tasks]
 
     def pools(invite: Invite, benches: Benches) -> Sequence[Pool]:
         standby = [section for section in config.pools if section.kind == "standby"]
