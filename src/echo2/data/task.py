@@ -123,6 +123,12 @@ class Task(ABC):
         """A reply that scores full marks; None where the task has none. Self-checks and warm starts use it."""
         return None
 
+    def gold_turns(self, prompt: Prompt) -> list[Message]:
+        """What follows ``messages`` in an episode of a good policy: its replies (role `assistant`) and what it is told
+        between them. For inspection; override it where ``rollout`` has several turns."""
+        reply = self.gold_reply(prompt)
+        return [] if reply is None else [{"role": "assistant", "content": reply}]
+
     def prompt_for_gold(self, gold: str) -> Prompt:
         """A prompt whose right answer is ``gold``, to score a reply by hand. Raises UserError."""
         raise UserError(f"task {self.name} cannot make a prompt from a gold answer alone: score it through a run")
