@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from chat_tokenizer import QWEN3, save_tokenizer
 
 from echo2.config.load import build_config
 from echo2.coordinator.rescoring import NoScore
 from echo2.coordinator.scoring import ScoringProcess
+from echo2.data.template_chat import TemplateChat
 from echo2.run.folder import RunFolder
 from echo2.types import Prompt, pack_tokens
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]  # a tokenizer is loaded
 
 TASK = """
 import sys, time
@@ -60,6 +62,17 @@ async def test_replies_are_scored_as_on_a_worker_and_one_that_cannot_be_spoils_n
         with pytest.raises(NoScore, match="no score within 1 s"):
             await scorer.score(PROMPT, reply("hang"))
         assert (await scorer.score(PROMPT, reply("3"))).reward == 0.0, "by a new process"
+
+
+async def test_replies_are_read_by_the_tokenizer_that_the_learner_brought(tmp_path: Path) -> None:
+    tables = {"run": {"dir": str(tmp_path)}, "model": {"path": "somewhere/else"}, "tasks": [{"name": "arithmetic"}]}
+    made = RunFolder(tmp_path / "run")
+    made.prepare(build_config(tables, check_places=False), resume=False)
+    chat = TemplateChat(save_tokenizer(made.root / "assets", QWEN3))
+    prompt = Prompt("p", "arithmetic", {"question": "1+1", "gold": "2"})
+    async with ScoringProcess(made.root) as scorer:
+        for text, reward in (("<think>\n1+1\n</think>\n\n2", 1.0), ("3", 0.0)):
+            assert (await scorer.score(prompt, pack_tokens(chat.encode_reply(text)))).reward == reward
 
 
 async def test_where_nothing_can_be_scored_that_is_said_once_and_for_good(folder: RunFolder) -> None:

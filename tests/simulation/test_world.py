@@ -388,6 +388,9 @@ def test_rewards_are_scored_again_and_nobody_honest_is_set_aside() -> None:
     last = run.metrics[-1]
     assert last.rescored > 0.3 * last.generated
     assert (last.rescored_differing, last.rescoring_failed, last.set_aside) == (0, 0, {})
+    without = simulate(config(coordinator={"rescored_share": 0.0}), THREE)
+    assert without.metrics[-1].rescored == 0
+    assert run.events == without.events, "nobody waits for it"
 
 
 def test_a_worker_that_is_set_aside_ends_and_the_others_carry_the_run_also_after_a_restart() -> None:

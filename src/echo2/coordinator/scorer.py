@@ -30,7 +30,7 @@ from echo2.types import TOKEN_DTYPE, Prompt
 SCORE_S = 30.0
 """Longest time for one reply."""
 POLITENESS = 10
-"""Niceness: the programs of the run come first."""
+"""Niceness once it is ready: the programs of the run come first."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 LENGTH_BYTES = 4
 
@@ -74,13 +74,13 @@ def main(root: Path) -> int:
     asks, answers = _take_over_pipes()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the coordinator, which decides
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    with contextlib.suppress(OSError):
-        os.nice(POLITENESS)
     try:
         tasks, chat = _opened(root)
     except Exception as error:
         _say(answers, Broken(f"{type(error).__name__}: {error}"))
         return 1
+    with contextlib.suppress(OSError):
+        os.nice(POLITENESS)
     _say(answers, Ready())
     with asyncio.Runner() as runner:
         while (ask := _next(asks)) is not None:
