@@ -41,6 +41,7 @@ VIRTUAL = (
     "transport/patience.py", "transport/enrolment.py", "transport/messages.py",
     "transport/base_messages.py", "transport/worker_messages.py", "transport/learner_messages.py",
     "transport/people_messages.py", "transport/progress.py", "coordinator/relays.py", "coordinator/status.py",
+    "coordinator/outcasts.py", "coordinator/rescoring.py", "data/rescoring.py",
     *(f"data/sandbox/{name}.py" for name in ("keys", "log", "opponents", "play", "players", "recorded", "replies",
                                              "sandbox", "table")),
     *(f"data/sandbox/poker/{name}.py" for name in ("actions", "bots", "cards", "game", "hand", "pots", "text")),

@@ -9,6 +9,7 @@
     ├── Refused              the other side answered no, with a reason; not retried
     │   ├── Malformed        what was sent cannot be read: unknown message, wrong fields, over a size limit
     │   ├── Unauthorised     wrong, expired or revoked credential
+    │   │   └── SetAside     this worker's work is not taken any more, with the reason
     │   └── Fenced           a newer learner attached; this one must exit
     ├── EngineError          generation failed; becomes a row status, not a zero reward (I4)
     └── Starved              a wait passed its deadline; says what it waited for (I7)
@@ -57,6 +58,10 @@ class Malformed(Refused):
 
 class Unauthorised(Refused):
     """The credential is wrong, expired or revoked."""
+
+
+class SetAside(Unauthorised):
+    """The run takes no more of this worker's work (PROTOCOL §8)."""
 
 
 class Fenced(Refused):

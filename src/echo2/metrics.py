@@ -39,6 +39,11 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     reward_trained_mean: float
     """Mean reward of the batch."""
     reward_by_task: dict[str, float]
+    """The same as ``reward_mean`` for each task of the run."""
+    rows_by_task: dict[str, int] = {}
+    """Rows that these means are over."""
+    pass_share_by_task: dict[str, float] = {}
+    """Share of them that pass, of tasks that say what passes."""
 
     staleness_min: int
     staleness_mean: float
@@ -77,6 +82,14 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Cumulative refusals by verdict."""
     unattributed: int
     """Requests and rows that belong to no lease; outside the sum."""
+    rescored: int = 0
+    """Rewards that the coordinator scored again since the run began."""
+    rescored_differing: int = 0
+    """… of them, those that differ from what the worker sent."""
+    rescoring_failed: int = 0
+    """Replies that it could not score, or not in time: evidence of nothing."""
+    set_aside: dict[str, str] = {}
+    """Workers whose work is not taken any more, by id: name and reason."""
     groups_dropped: int
     zero_variance_groups: int
     """Of this batch."""
@@ -120,6 +133,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     eval_reward: float | None = None
     """Mean held-out reward when an evaluation ended since the previous line."""
     eval_version: int | None = None
+
+    @property
+    def workers_set_aside(self) -> int:
+        return len(self.set_aside)
 
     @property
     def workers_sent_bytes(self) -> int:

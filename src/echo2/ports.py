@@ -130,6 +130,10 @@ class Seed(Protocol):
         """Let the holder of the key be relay ``peer_id``. Raises Malformed."""
         ...
 
+    async def expel(self, peer_id: str) -> None:
+        """This peer's relay is sent nothing more and feeds nobody, now and when it comes back."""
+        ...
+
     def traffic(self) -> Traffic: ...
 
 

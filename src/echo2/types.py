@@ -83,6 +83,8 @@ class Verdict(StrEnum):
     DUPLICATE = "duplicate"
     MALFORMED = "malformed"
     NO_SIGNAL = "no_signal"
+    DISTRUSTED = "distrusted"
+    """Its worker was set aside before it was trained on."""
     FAILED = "failed"
     UNATTRIBUTED = "unattributed"
     """No such lease, or another worker's: counted outside the sum of I3."""

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from echo2.cli.boundary import logging_to, run
-from echo2.errors import ConfigError, IntegrityError, TransportError, Unauthorised, UserError
+from echo2.errors import ConfigError, IntegrityError, SetAside, TransportError, Unauthorised, UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +50,9 @@ def test_each_fault_of_a_configuration_has_its_line(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "echo2: first\necho2: second with a break\n"
 
 
-@pytest.mark.parametrize("error", [TransportError("nobody answers"), IntegrityError("wrong bytes")])
+@pytest.mark.parametrize(
+    "error", [TransportError("nobody answers"), IntegrityError("wrong bytes"), SetAside("it lied")]
+)
 def test_an_error_raised_on_purpose_is_its_sentence_and_exit_code_1(
     error: Exception, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -68,6 +68,31 @@ def test_an_evaluation_of_a_game_has_a_row_for_each_opponent(echo2: Echo2, tmp_p
     assert "bb_per_100_ci95" in echo2("eval", path).out
 
 
+@pytest.mark.timeout(120)
+def test_tasks_of_one_kind_are_reported_by_their_labels(echo2: Echo2, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[rollout]\nengine = "scripted"\n[eval]\nprompts = 16\n'
+        '[[tasks]]\nname = "arithmetic"\nlabel = "small"\noptions = { max_operand = 30 }\n'
+        '[[tasks]]\nname = "arithmetic"\nlabel = "large"\nweight = 3\noptions = { max_operand = 99 }\n'
+        '[[tasks]]\nname = "sandbox"\nlabel = "duel"\noptions = { sandbox = "moba" }\n'
+    )
+    done = echo2("eval", path, "--json")
+    assert done.code == 0, done.err
+    assert {name: found["prompts"] for name, found in done.json["by_task"].items()} == {
+        "small": 3, "large": 10, "duel": 3
+    }  # fmt: skip
+    lines = echo2("eval", path).out.splitlines()
+    assert [line.split(":")[0] for line in lines[1:4]] == ["small", "large", "duel"]
+    assert "over 10 prompts" in lines[2]
+    path.write_text(path.read_text().replace('label = "large"', 'label = "small"'))
+    refused = echo2("eval", path)
+    assert refused.code == 2
+    assert 'must be called something else, got "small" 2 times; give each a label' in refused.err
+    path.write_text(path.read_text().replace('label = "duel"', 'label = "a/b"'))
+    assert "tasks.2.label must be 1 to 64 letters, digits, dots" in echo2("eval", path).err
+
+
 def test_a_model_that_is_not_there_is_the_users_mistake(echo2: Echo2, run_toml: Path) -> None:
     done = echo2("eval", run_toml, "--set", "rollout.engine=transformers", "--model", "./absent")
 

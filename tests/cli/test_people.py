@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from echo2.transport.messages import RunStatus
@@ -123,6 +124,25 @@ def test_long_names_of_workers_are_folded_and_figures_are_not(echo2: Echo2, pict
     assert max(map(len, lines)) <= 80
     assert "…" not in "".join(lines)
     assert any({"12345678", "12.50", "1,234.50"} <= set(line.split()) for line in lines)
+
+
+def test_status_says_who_was_set_aside_and_how_each_task_fares(
+    echo2: Echo2, picture: RunStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = {
+        "reward_mean": 0.5, "staleness_mean": 1.0, "staleness_max": 2, "bubble_ratio": 0.1, "cost_usd": 0.0,
+        "reward_by_task": {"easy": 0.75, "game": -1.5}, "rows_by_task": {"easy": 8, "game": 4},
+        "pass_share_by_task": {"easy": 0.75},
+    }  # fmt: skip
+    outcast = {"id": "worker-7", "name": "greedy", "reason": "it sent the reward 1 for a reply that scores 0 here"}
+    seen = msgspec.structs.replace(
+        picture, last_metrics=last, set_aside=(outcast,), rescored={"checked": 20, "differing": 1, "failed": 0}
+    )
+    monkeypatch.setattr("echo2.cli.people._picture", lambda target: seen)
+    told = " ".join(echo2("status").out.split())
+    assert "set aside: greedy: it sent the reward 1 for a reply that scores 0 here" in told
+    assert "20 rewards scored again, 1 differ" in told
+    assert "easy: reward 0.750, 75% pass, 8 rows game: reward -1.500, 4 rows" in told
 
 
 def test_status_as_json_holds_the_relays_numbers(echo2: Echo2, picture: RunStatus) -> None:

@@ -90,6 +90,55 @@ def test_a_task_that_fails_its_own_gold_answers_is_reported(
     assert "must get reward 1, got 0.5 (half)" in done.out
 
 
+def test_tokens_are_shown_in_order_with_those_that_bear_loss_marked(echo2: Echo2) -> None:
+    shown = echo2("task", "show", "arithmetic", "-n", "1", "--model", "bytes", "--json").json["prompts"][0]
+    gold = shown["gold_reply"]
+    assert "".join(token["text"] for token in shown["tokens"] if token["loss"]) == f"{gold}<end>"
+    lines = echo2("task", "show", "arithmetic", "-n", "1", "--model", "bytes").out.splitlines()
+    assert lines[-3].endswith(f"{len(gold) + 1} of them sampled by the policy, which bear loss (▸):")
+    assert lines[-2].startswith("  · '<start>' 'u' 's' 'e' 'r'")
+    assert lines[-1].split() == ["▸", *(repr(digit) for digit in gold), "'<end>'"]
+
+
+@pytest.mark.parametrize("sandbox", ["poker", "moba"])
+def test_a_whole_game_is_shown_turn_by_turn(echo2: Echo2, sandbox: str) -> None:
+    arguments = ("task", "show", "sandbox", "-n", "4", "--model", "bytes", "--set", f"sandbox={sandbox}")
+    prompts = echo2(*arguments, "--json").json["prompts"]
+    longest = max(prompts, key=lambda view: len(view["gold_turns"]))
+    roles = [message["role"] for message in longest["gold_turns"]]
+    assert len(roles) > 2
+    assert roles == ["assistant", "user"] * (len(roles) // 2) + ["assistant"]
+    said = "".join(message["content"] + "<end>" for message in longest["gold_turns"] if message["role"] == "assistant")
+    assert "".join(token["text"] for token in longest["tokens"] if token["loss"]) == said.replace("\n", "<0x0A>")
+    out = echo2(*arguments).out
+    assert out.count("\ngold: ") == sum(len(view["gold_turns"]) // 2 + 1 for view in prompts)
+    assert out.count("\n  ▸ ") == out.count("\ngold: ")
+
+
+def test_a_reply_to_a_prompt_of_the_task_is_scored(echo2: Echo2) -> None:
+    gold = echo2("task", "show", "arithmetic", "-n", "3", "--json").json["prompts"][2]["gold_reply"]
+    assert echo2("task", "score", "arithmetic", "--index", "2", "--reply", gold).out == "1 correct\n"
+    assert echo2("task", "score", "sandbox", "--index", "0", "--reply", "Action: dance").out.startswith("0 ")
+    for wrong in ((), ("--index", "1", "--gold", "5")):
+        refused = echo2("task", "score", "arithmetic", "--reply", "5", *wrong)
+        assert refused.code == 2 and "either --gold or --index" in refused.faults[0]
+
+
+def test_a_scorer_that_raises_is_told_in_a_sentence(
+    echo2: Echo2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "touchy.py").write_text(
+        "from echo2.data.tasks.arithmetic import Arithmetic\n"
+        "class Touchy(Arithmetic):\n"
+        "    def score(self, prompt, reply):\n"
+        "        raise KeyError('a field')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    refused = echo2("task", "score", "touchy:Touchy", "--index", "0", "--reply", "5")
+    assert refused.code == 2
+    assert "the reply cannot be scored: KeyError: 'a field'; in a run its row fails" in refused.faults[0]
+
+
 def test_unknown_tasks_splits_and_options_are_the_users_mistakes(echo2: Echo2) -> None:
     assert "must be one of aime24, arithmetic" in echo2("task", "show", "arithmetics").faults[0]
     assert "--split must be train or eval" in echo2("task", "show", "arithmetic", "--split", "test").faults[0]

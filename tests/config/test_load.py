@@ -213,7 +213,10 @@ def test_what_loads_satisfies_the_inequality(budget: int, period: int) -> None:
         ({"tasks": {"name": "a"}}, "tasks must be an array of tables"),
         ({"tasks": []}, "tasks must name at least one task"),
         ({"tasks": [{"weight": 1.0}]}, "tasks.0.name must be given"),
-        ({"tasks": [{"name": "a"}, {"name": "a"}]}, 'every [[tasks]] name must be different, got "a" 2 times'),
+        (
+            {"tasks": [{"name": "a"}, {"name": "a"}]},
+            'must be called something else, got "a" 2 times; give each a label',
+        ),
         (
             {"coordinator": {"dead_after_s": 1.0}},
             "coordinator.dead_after_s must be longer than coordinator.heartbeat_s",

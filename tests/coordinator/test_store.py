@@ -10,7 +10,18 @@ import pytest
 from building import failed_row, prompt, row, rows, trajectory
 
 from echo2.coordinator.history import RunState
-from echo2.coordinator.operations import EvalPut, MetricsDropped, MetricsPut, Peer, PeerPut, RunPut, Token, TokenPut
+from echo2.coordinator.operations import (
+    EvalPut,
+    MetricsDropped,
+    MetricsPut,
+    Outcast,
+    OutcastPut,
+    Peer,
+    PeerPut,
+    RunPut,
+    Token,
+    TokenPut,
+)
 from echo2.coordinator.store import SqliteStore
 from echo2.data.buffer import REMEMBERED_STEPS, Buffer, BufferRules
 from echo2.errors import DiskFull, UserError
@@ -115,6 +126,12 @@ async def test_tokens_and_peers_survive(store: SqliteStore) -> None:
     await store.commit([TokenPut(token), PeerPut(peer)])
     loaded = await store.load()
     assert (loaded.tokens, loaded.peers) == ((token,), (peer,))
+
+
+async def test_workers_that_were_set_aside_survive(store: SqliteStore) -> None:
+    outcast = Outcast("worker-1", "w", "it lied", 5.0)
+    await store.commit([OutcastPut(outcast)])
+    assert (await store.load()).outcasts == (outcast,)
 
 
 async def test_after_a_failed_commit_nothing_is_accepted_on_top_of_the_gap(store: SqliteStore) -> None:

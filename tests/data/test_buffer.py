@@ -211,6 +211,26 @@ class TestGroups:
         assert buffer.counts[RowState.EXPIRED] == len(lengths)
         assert buffer.expired_tokens == sum(lengths) > 0
 
+    def test_what_a_worker_delivered_that_was_set_aside_is_refused_and_leased_again(self) -> None:
+        buffer = make(max_attempts=2)
+        taken, lone, shared = fill(buffer), fill(buffer), lease(buffer)
+        assert buffer.form_batch() is not None
+        buffer.submit(shared.group_id, 1, [row(0, trajectory(shared.prompt)), failed_row(1)])
+        buffer.grant(shared, "another", "w2", Policy(0, 0))
+        buffer.submit(shared.group_id, 2, [row(1, trajectory(shared.prompt))])
+        assert shared.state is GroupState.CLOSED
+        assert buffer.distrust("w1") == 3
+        assert buffer.refused_by[Verdict.DISTRUSTED] == buffer.counts[RowState.REFUSED] == 3
+        assert taken.state is GroupState.TAKEN
+        assert [group.group_id for group in buffer.awaiting_lease()] == [lone.group_id]
+        assert shared.state is GroupState.DROPPED, "it has no attempt left"
+        check_books(buffer)
+        buffer.grant(lone, "again", "w2", Policy(0, 0))
+        assert set(buffer.submit(lone.group_id, 2, rows(lone.prompt))) == {Verdict.ACCEPTED}
+        assert lone.state is GroupState.CLOSED
+        assert buffer.distrust("w1") == 0
+        check_books(buffer)
+
     def test_groups_keep_their_rows_whatever_the_order_of_arrival(self) -> None:
         """C11: A, B, A, B, B, A with one reply of A lost."""
         buffer = make(groups_per_batch=2, max_attempts=1)
@@ -313,7 +333,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, int]]:
         st.lists(
             st.tuples(
                 st.sampled_from(
-                    ["lease", "good", "bad", "fail", "lose", "late", "again", "batch", "report", "overdue"]
+                    ["lease", "good", "bad", "fail", "lose", "late", "again", "batch", "report", "overdue", "distrust"]
                 ),
                 st.integers(0, 5),
             ),
@@ -343,7 +363,9 @@ def test_no_history_breaks_the_books_or_the_staleness_bound(
         if action == "lease":
             waiting = buffer.awaiting_lease()
             target = waiting[0] if waiting else buffer.open_group(prompt(pick), N)
-            buffer.grant(target, f"l{target.group_id}-{target.attempt}", "w", Policy(0, published))
+            buffer.grant(target, f"l{target.group_id}-{target.attempt}", f"w{pick % 2}", Policy(0, published))
+        elif action == "distrust":
+            buffer.distrust(f"w{pick % 2}")
         elif action == "batch" and buffer.next_batch == reported:
             batch = buffer.form_batch()
             for taken in buffer.batch_rows(batch) if batch else []:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo2.data.cursor import CYCLE, PromptCursor
+from echo2.data.cursor import CYCLE, PromptCursor, _shares
 from echo2.data.task import Message, Score, Split, Task
 from echo2.errors import ConfigError
 from echo2.types import Prompt
@@ -56,6 +56,27 @@ def test_weights_hold_exactly_over_a_cycle_and_endless_tasks_never_repeat() -> N
     assert Counter(prompt.task for prompt in prompts[:CYCLE]) == {"a": 750, "b": 250}
     endless = [prompt.content["index"] for prompt in prompts if prompt.task == "b"]
     assert endless == list(range(500))
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20), st.integers(20, 2000))
+@settings(max_examples=100, deadline=None)
+def test_shares_are_whole_complete_and_within_one_of_the_weights(weights: list[float], total: int) -> None:
+    shares = _shares(weights, total)
+    assert sum(shares) == total
+    assert min(shares) >= 1
+    exact = [weight / sum(weights) * total for weight in weights]
+    if min(exact) >= 1:
+        assert all(abs(share - wanted) < 1 + 1e-6 for share, wanted in zip(shares, exact, strict=True))
+
+
+def test_weights_of_three_tasks_hold_exactly_and_a_run_resumes_in_the_middle_of_a_cycle() -> None:
+    def fresh() -> PromptCursor:
+        return PromptCursor([(Listed("a", 7), 0.9), (Listed("b", None), 0.09), (Listed("c", 3), 0.01)], seed=5)
+
+    drawn = [fresh().prompt(position) for position in range(CYCLE)]
+    assert Counter(prompt.task for prompt in drawn) == {"a": 900, "b": 90, "c": 10}
+    resumed = fresh()
+    assert [resumed.prompt(position) for position in range(617, CYCLE)] == drawn[617:]
 
 
 def test_held_out_prompts_are_shared_by_weight_and_limited_by_size() -> None:

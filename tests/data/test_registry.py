@@ -60,8 +60,24 @@ def test_a_task_file_that_raises_is_named_with_its_line(
 
 
 def test_two_tasks_of_one_name_are_refused() -> None:
-    with pytest.raises(ConfigError, match="different names"):
-        load_tasks([TaskSection(name="arithmetic"), TaskSection(name="arithmetic")])
+    twice = [TaskSection(name="arithmetic"), TaskSection(name="arithmetic", options={"max_operand": 3})]
+    with pytest.raises(ConfigError, match="called differently, got arithmetic twice; give each a label"):
+        load_tasks(twice)
+
+
+def test_tasks_of_one_kind_are_told_apart_by_their_labels() -> None:
+    tasks = load_tasks(
+        [
+            TaskSection(name="arithmetic", label="small", options={"max_operand": 3}),
+            TaskSection(name="arithmetic", label="large", options={"min_operand": 90, "max_operand": 99}),
+            TaskSection(name="arithmetic"),
+        ]
+    )
+    assert list(tasks) == [task.name for task in tasks.values()] == ["small", "large", "arithmetic"]
+    prompts = [task.prompt("train", 0) for task in tasks.values()]
+    assert [prompt.task for prompt in prompts] == list(tasks)
+    assert len({prompt.prompt_id for prompt in prompts}) == 3
+    assert len({task.fingerprint() for task in tasks.values()}) == 3
 
 
 def test_fingerprints_tell_options_apart_and_agree_otherwise() -> None:

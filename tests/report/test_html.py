@@ -58,6 +58,31 @@ def test_a_run_becomes_one_page_that_holds_everything(
     assert "#0a0a" not in page  # every placeholder colour became a variable of the style sheet
 
 
+def test_the_page_says_how_each_task_fares_and_who_was_set_aside(
+    make_run: Callable[[int], Path], make_metrics: Callable[..., StepMetrics]
+) -> None:
+    folder = make_run(0)
+    lines = [
+        make_metrics(
+            step,
+            reward_by_task={"easy": step / 10, "game <b>": -2.0},
+            rows_by_task={"easy": 1000, "game <b>": 4},
+            pass_share_by_task={"easy": step / 10},
+            rescored=40,
+            rescored_differing=1,
+            set_aside={"worker-7": "greedy <i>: it sent the reward 1"},
+        )
+        for step in range(10)
+    ]
+    (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    page = render_report(read_run(folder))
+    assert "greedy &lt;i&gt;: it sent the reward 1" in page
+    assert "Share of the rows judged for a step that pass, by task." in page
+    text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+    assert "easy 10,000 0.200 → 0.700 70.0% game &lt;b&gt; 40 -2.000 → -2.000 -" in text
+    assert "Rewards scored again 40, of which 1 differ" in text
+
+
 def test_a_run_without_steps_has_a_page_that_says_so(make_run: Callable[[int], Path]) -> None:
     folder = make_run(0)
     assert "No training step has ended yet" in render_report(read_run(folder))

@@ -31,6 +31,15 @@ def test_the_page_parses_and_holds_status_metrics_and_counters(
     assert samples["echo2_learner", (("statistic", "prox_s"),)] == 0.4
 
 
+def test_each_task_and_each_worker_that_was_set_aside_has_a_series(
+    make_status: Callable[..., RunStatus], make_metrics: Callable[..., StepMetrics]
+) -> None:
+    status = make_status(set_aside=({"id": "w-7", "name": "greedy", "reason": "it lied"},))
+    samples = samples_of(exposition(status, make_metrics(3, pass_share_by_task={"easy": 0.75}), {}))
+    assert samples["echo2_task_pass_ratio", (("task", "easy"),)] == 0.75
+    assert samples["echo2_worker_set_aside", (("name", "greedy"), ("reason", "it lied"), ("worker", "w-7"))] == 1
+
+
 def test_a_workers_name_cannot_forge_a_metric(make_status: Callable[..., RunStatus]) -> None:
     name = 'x"} 1\necho2_step 0\n#'
     samples = samples_of(exposition(make_status(workers=({"id": "w-1", "name": name, "rate_per_s": 2.0},)), None, {}))

@@ -170,6 +170,13 @@ def test_unknown_numbers_are_not_reported_as_zero(make_metrics: Make) -> None:
     assert named["staleness/staleness_max"] == 3.0
     assert named["relay/workers_sent_bytes"] == 2_000_000
     assert "snapshot/changed_share" not in named
+    assert named["rescoring/workers_set_aside"] == 0.0
+
+
+def test_each_task_of_a_mixture_has_its_numbers(make_metrics: Make) -> None:
+    named = scalars(make_metrics(1, rows_by_task={"easy": 8, "game": 4}, pass_share_by_task={"easy": 0.75}))
+    assert (named["rows_by_task/easy"], named["rows_by_task/game"], named["pass_share_by_task/easy"]) == (8, 4, 0.75)
+    assert "reward_by_task/arithmetic" in named
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

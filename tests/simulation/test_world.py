@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from blake3 import blake3
 
 from echo2.config.load import build_config
 from echo2.config.root import Config
-from echo2.errors import Starved
+from echo2.coordinator.program import Coordinator
+from echo2.errors import SetAside, Starved
 from echo2.simulation.clock import Skew
 from echo2.simulation.links import LinkModel
 from echo2.simulation.loop import Deadlock
@@ -344,6 +346,73 @@ def test_held_out_prompts_are_scored_under_each_due_version_and_the_last_one_too
     assert scored == [(4, 6), (8, 6)]
     last = run.metrics[-1]
     assert last.generated == last.trained, "replies of an evaluation are no rows"
+
+
+def test_each_task_of_a_mixture_has_its_own_numbers() -> None:
+    tables = {
+        "run": {"steps": 6},
+        "rollout": {"engine": "scripted", "rollouts_per_step": 16, "group_size": 4},
+        "eval": {"every_steps": 3, "prompts": 8},
+        "tasks": [
+            {"name": "arithmetic", "label": "small", "options": {"max_operand": 3}, "weight": 3.0},
+            {"name": "arithmetic", "label": "large", "options": {"min_operand": 50, "max_operand": 99}},
+        ],
+    }
+    made = build_config(tables, check_places=False)
+    evals: list[bytes] = []
+
+    async def scenario(world: World) -> None:
+        evals.append(b"")
+        while True:
+            await asyncio.sleep(1.0)
+            evals[:] = world.lines.evals
+
+    run = simulate(made, THREE, scenario=scenario)
+    assert json.loads(evals[-1])["reward_by_task"].keys() == {"small", "large"}
+    check_invariants(run, made)
+    rows: dict[str, int] = {}
+    for line in run.metrics:
+        assert set(line.rows_by_task) <= {"small", "large"}
+        assert line.rows_by_task.keys() == line.reward_by_task.keys() == line.pass_share_by_task.keys()
+        assert line.pass_share_by_task == line.reward_by_task, "rewards of this task are 0 and 1"
+        total = sum(line.rows_by_task.values())
+        mean = sum(line.reward_by_task[task] * count for task, count in line.rows_by_task.items()) / total
+        assert line.reward_mean == pytest.approx(mean)
+        for task, count in line.rows_by_task.items():
+            rows[task] = rows.get(task, 0) + count
+    assert 1.5 < rows["small"] / rows["large"] < 6.0
+
+
+def test_rewards_are_scored_again_and_nobody_honest_is_set_aside() -> None:
+    run = simulate(config(coordinator={"rescored_share": 0.5}), THREE)
+    last = run.metrics[-1]
+    assert last.rescored > 0.3 * last.generated
+    assert (last.rescored_differing, last.rescoring_failed, last.set_aside) == (0, 0, {})
+    without = simulate(config(coordinator={"rescored_share": 0.0}), THREE)
+    assert without.metrics[-1].rescored == 0
+    assert run.events == without.events, "nobody waits for it"
+
+
+def test_a_worker_that_is_set_aside_ends_and_the_others_carry_the_run_also_after_a_restart() -> None:
+    made = config()
+
+    async def scenario(world: World) -> None:
+        await asyncio.sleep(30)
+        coordinator = world.programs[COORDINATOR]
+        assert isinstance(coordinator, Coordinator)
+        await coordinator.hall.set_aside("near", "somebody found out")
+        await kill_and_restart(world, COORDINATOR, 45, 5)
+        with pytest.raises(SetAside, match="no more work of worker near: somebody found out"):
+            raise world.faults["near"]
+        world.start("near")
+        await asyncio.sleep(10)
+        assert isinstance(world.faults["near"], SetAside)
+
+    run = simulate(made, THREE, scenario=scenario)
+    check_invariants(run, made)
+    assert run.metrics[-1].set_aside == {"near": "near: somebody found out"}
+    late = [event for event in kinds(run, "submit", COORDINATOR) if event["at_s"] > 30]
+    assert {event["worker"] for event in late} == {"far", "slow"}
 
 
 def test_a_restarted_coordinator_plans_with_the_times_measured_before_it() -> None:

@@ -13,6 +13,36 @@ PLAIN = (
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 
+QWEN3 = """
+{%- set last = namespace(asked=-1) -%}
+{%- for m in messages -%}{%- if m['role'] == 'user' -%}{%- set last.asked = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+{%- if m['role'] == 'assistant' -%}
+{%- set said, thought = m['content'], '' -%}
+{%- if '</think>' in said -%}
+{%- set thought = said.split('</think>')[0].split('<think>')[-1].strip('\\n') -%}
+{%- set said = said.split('</think>')[-1].lstrip('\\n') -%}
+{%- endif -%}
+{%- if loop.index0 > last.asked -%}
+{{- '<|im_start|>assistant\\n<think>\\n' + thought + '\\n</think>\\n\\n' + said + '<|im_end|>\\n' -}}
+{%- else -%}
+{{- '<|im_start|>assistant\\n' + said + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- elif m['role'] == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1]['role'] != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+{{- '\\n<tool_response>\\n' + m['content'] + '\\n</tool_response>' -}}
+{%- if loop.last or messages[loop.index0 + 1]['role'] != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
+{%- else -%}
+{{- '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}
+{%- endif -%}
+"""
+"""As Qwen3's: thoughts are taken out of all turns but those after the last question, tools answer in a user's turn."""
+
 
 def byte_bpe() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())

@@ -13,6 +13,7 @@ from echo2.broadcast.signing import public_key
 from echo2.config.load import build_config
 from echo2.coordinator.lines import CollectedLines
 from echo2.coordinator.program import Coordinator
+from echo2.coordinator.rescoring import Scorer
 from echo2.data.cursor import PromptCursor
 from echo2.data.registry import load_tasks
 from echo2.simulation.clock import CountedIds, VirtualClock
@@ -41,7 +42,10 @@ ONE, TWO = Principal(Role.WORKER, "one"), Principal(Role.WORKER, "two")
 
 
 async def coordinator(
-    store: MemoryStore | None = None, clock: VirtualClock | None = None, **sections: dict[str, Any]
+    store: MemoryStore | None = None,
+    clock: VirtualClock | None = None,
+    scorer: Scorer | None = None,
+    **sections: dict[str, Any],
 ) -> Coordinator:
     """Batches of two groups of two. A later life when ``store`` has served an earlier one."""
     tables = {"rollout": {"engine": "scripted", "rollouts_per_step": 4, "group_size": 2}}
@@ -51,7 +55,7 @@ async def coordinator(
     return Coordinator(
         config, store, await store.load(), MemoryShelf(KEY), PromptCursor([(tasks["arithmetic"], 1.0)], 0),
         clock or VirtualClock(), CountedIds(), RecordedEvents(), CollectedLines(), NoRelays(), run_id="run",
-        snapshot_public_key=public_key(KEY),
+        snapshot_public_key=public_key(KEY), scorer=scorer,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import typer
 
-from echo2.errors import ConfigError, Echo2Error, Unauthorised, UserError, first_cause
+from echo2.errors import ConfigError, Echo2Error, SetAside, Unauthorised, UserError, first_cause
 from echo2.shell import LIFELINE_VARIABLE
 
 _UsageError = typer.BadParameter.__base__ or typer.BadParameter
@@ -62,7 +62,7 @@ def _explain(error: BaseException) -> int:
         error = first_cause(error)
     if isinstance(error, ConfigError):
         return max(_say(fault, 2) for fault in error.faults)
-    if isinstance(error, UserError | Unauthorised):
+    if isinstance(error, UserError | Unauthorised) and not isinstance(error, SetAside):
         return _say(str(error), 2)
     if isinstance(error, _UsageError):
         return _say(_usage(error), 2)

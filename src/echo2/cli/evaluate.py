@@ -195,18 +195,27 @@ def _text(facts: dict[str, Any]) -> str:
         f"{facts['replies']} replies ({counts}), {facts['failed']} failed"
     )
     lines = [head]
+    several = len(facts["by_task"]) > 1
     for name, of_task in facts["by_task"].items():
-        lines += _table(of_task["table"]) if of_task["table"] else [_line(name, of_task)]
+        if several or not of_task["table"]:
+            lines.append(_line(name, of_task, several))
+        lines += _table(of_task["table"]) if of_task["table"] else []
     return "\n".join(lines)
 
 
-def _line(name: str, facts: dict[str, Any]) -> str:
+def _line(name: str, facts: dict[str, Any], several: bool) -> str:
+    """several: beside others, whose mean stands in the line above."""
     measured = [
         f"{metric} {found['value']:.3f}" + (" ({:.3f} to {:.3f})".format(*found["ci95"]) if found["ci95"] else "")
         for metric, found in facts.get("measures", {}).items()
         if found["value"] is not None
     ]
     parts = [", ".join(measured) or "no pass or fail in this task"]
+    if several and facts["reward_mean"] is not None:
+        told = ", ".join(measured) or f"mean reward {facts['reward_mean']:.3f}"
+        parts = [f"{told} over {facts['prompts']} prompts"]
+    if several and facts["failed"]:
+        parts.append(f"{facts['failed']} replies failed")
     if facts["excluded_rows"]:
         parts.append(f"{facts['excluded_rows']} rows left out")
     if "to_report_it" in facts:

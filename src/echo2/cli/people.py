@@ -166,7 +166,13 @@ def _left_behind(path: Path) -> RunStatus:
         last_metrics=msgspec.to_builtins(last) if last else {},
         counts={name: getattr(last, name) if last else 0 for name in counts},
         workers=(),
+        set_aside=tuple(_outcast(worker, told) for worker, told in (last.set_aside if last else {}).items()),
     )
+
+
+def _outcast(worker_id: str, told: str) -> dict[str, str]:
+    name, _, reason = told.partition(": ")
+    return {"id": worker_id, "name": name, "reason": reason}
 
 
 def _table(picture: RunStatus) -> RenderableType:
@@ -180,8 +186,10 @@ def _table(picture: RunStatus) -> RenderableType:
         f"{picture.name}: {picture.phase}, step {picture.step} of {picture.steps}, policy {picture.policy or '-'}"
     )
     lines: list[RenderableType] = [head, Text(_numbers(picture))]
+    lines += [Text(line) for line in _of_tasks(picture)]
     if picture.problem:
         lines.append(Text(picture.problem, style="yellow"))
+    lines += [Text(f"set aside: {_name(row)}: {row.get('reason', '')}", style="red") for row in picture.set_aside]
     if picture.workers:
         names = {SEED: COORDINATOR} | {str(row.get("id", "")): _name(row) for row in picture.workers}
         for columns, cells in ((COLUMNS, _cells), (RELAY_COLUMNS, lambda row: _relay_cells(row, names))):
@@ -202,11 +210,27 @@ def _numbers(picture: RunStatus) -> str:
     if not last:
         return counts
     seed, workers = last.get("seed_sent_bytes", 0), sum(last.get("sent_bytes_by_node", {}).values())
+    checked = picture.rescored.get("checked", 0)
+    rescored = f", {checked} rewards scored again, {picture.rescored['differing']} differ" if checked else ""
     relays = f"; sent {_megabytes(seed)} by the coordinator, {_megabytes(workers)} by workers" if seed else ""
     return (
         f"reward {last['reward_mean']:.3f}, staleness {last['staleness_mean']:.1f} (max {last['staleness_max']}), "
-        f"bubble {last['bubble_ratio']:.0%}, {usd(last['cost_usd'])}{relays}; {counts}"
+        f"bubble {last['bubble_ratio']:.0%}, {usd(last['cost_usd'])}{relays}; {counts}{rescored}"
     )
+
+
+def _of_tasks(picture: RunStatus) -> list[str]:
+    """A line for each task of a mixture, and for one that says what passes."""
+    last = picture.last_metrics
+    rewards, rows, passes = (last.get(name) or {} for name in ("reward_by_task", "rows_by_task", "pass_share_by_task"))
+    if len(rewards) < 2 and not passes:
+        return []
+    return [
+        f"{task}: reward {reward:.3f}"
+        + (f", {passes[task]:.0%} pass" if task in passes else "")
+        + f", {rows.get(task, 0)} rows"
+        for task, reward in rewards.items()
+    ]
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ def preview(config: Config) -> dict[str, Any]:
         "steps": config.run.steps,
         "model": config.model.path,
         "engine": rollout.engine,
-        "tasks": [task.name for task in config.tasks],
+        "tasks": [task.called for task in config.tasks],
         "staleness_budget": config.staleness_budget,
         "publish_period": config.publish_period,
         "rollouts_per_step": rollout.rollouts_per_step,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from echo2.cli.output import JsonFlag, print_json
+from echo2.errors import Echo2Error, UserError
 
 if TYPE_CHECKING:
     from echo2.data.chat import ChatFormat
-    from echo2.data.task import Score, Split, Task
+    from echo2.data.task import Split, Task
+    from echo2.types import Prompt
 
 app = typer.Typer(help="Look at a task's prompts, check it on its gold answers, score a reply.", no_args_is_help=False)
 
@@ -24,6 +27,7 @@ Options = Annotated[
 SplitOption = Annotated[str, typer.Option("--split", help="train or eval.")]
 
 SHOWN_ROWS = 20
+LOSS, NO_LOSS = "▸", "·"
 _SPLITS: tuple[Split, ...] = ("train", "eval")
 
 
@@ -45,12 +49,18 @@ def show(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Prompts to show.")] = 3,
     split: SplitOption = "train",
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="DIR", help="Model directory whose tokens and loss mask to show.")
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="PATH",
+            help="Model whose tokens and loss mask to show: a directory, a hub id or package:NAME; bytes for none.",
+        ),
     ] = None,
     thinking: Annotated[bool, typer.Option("--thinking", help="Render the template with thinking on.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show prompts as the model gets them, their gold replies and, with --model, tokens and loss mask."""
+    """Show prompts as the model gets them with a good policy's replies, of games a whole game; with --model, token by
+    token, those that bear loss marked."""
     task, chosen = _task(name, options), _split(split)
     chat = _chat(model)
     shown = [_view(task, chat, chosen, index, thinking) for index in _indices(task, chosen, count)]
@@ -67,16 +77,13 @@ def check(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Prompts of each split to check.")] = 200,
     as_json: JsonFlag = False,
 ) -> None:
-    """Score the gold replies of a task's prompts; exit code 1 unless each gets full marks."""
+    """Check a task on its own prompts: made again they are the same, gold replies get full marks and empty ones do
+    not; exit code 1 unless all of that holds."""
     from echo2.data import inspect
 
     task = _task(name, options)
     found = {split: inspect.check(task, count, split=split) for split in _SPLITS}
-    faults = [
-        f"{prompt_id}: the gold reply {reply!r} must get reward 1, got {_judged(score)}"
-        for checked in found.values()
-        for prompt_id, reply, score in checked.failures
-    ]
+    faults = [f"{prompt_id}: {sentence}" for checked in found.values() for prompt_id, sentence in checked.failures]
     facts = {
         "ok": not faults and any(checked.passed for checked in found.values()),
         "task": name,
@@ -93,14 +100,28 @@ def check(
 @app.command("score")
 def score(
     name: Name,
-    gold: Annotated[str, typer.Option("--gold", help="The right answer.")],
     reply: Annotated[str, typer.Option("--reply", help="The reply to score.")],
+    gold: Annotated[str | None, typer.Option("--gold", help="The right answer.")] = None,
+    index: Annotated[
+        int | None, typer.Option("--index", min=0, help="The prompt of the task that it replies to, instead of --gold.")
+    ] = None,
+    split: SplitOption = "train",
     options: Options = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Score one reply against a gold answer, as training and evaluation do."""
-    task = _task(name, options)
-    judged = task.score(task.prompt_for_gold(gold), reply)
+    """Score one reply against a gold answer, or as the reply to one of the task's prompts, as training does."""
+    task, chosen = _task(name, options), _split(split)
+    if (gold is None) == (index is None):
+        raise typer.BadParameter("give either --gold or --index, to say what the reply is a reply to")
+    prompt = task.prompt_for_gold(gold) if gold is not None else _prompt(task, chosen, index or 0)
+    try:
+        judged = task.score(prompt, reply)
+    except Echo2Error:
+        raise
+    except Exception as error:  # people's own code
+        raise UserError(
+            f"the reply cannot be scored: {type(error).__name__}: {error}; in a run its row fails"
+        ) from error
     print_json({"reward": judged.reward, "status": judged.status}) if as_json else print(
         f"{judged.reward:g} {judged.status}"
     )
@@ -116,7 +137,6 @@ def record(
     """Let the opponents of the task `sandbox` play each other, and record their games to train on."""
     from echo2.data.sandbox.log import GameLog, encode_logs
     from echo2.data.sandbox.task import SandboxTask
-    from echo2.errors import UserError
 
     task = _task("sandbox", options)
     assert isinstance(task, SandboxTask), "the task registered as sandbox"
@@ -159,12 +179,33 @@ def _indices(task: Task, split: Split, count: int) -> range:
     return range(count if size is None else min(count, size))
 
 
-def _chat(model: Path | None) -> ChatFormat | None:
+def _prompt(task: Task, split: Split, index: int) -> Prompt:
+    size = task.size(split)
+    if size is not None and index >= size:
+        raise UserError(f"--index must be below the {size} prompts of the split {split}, got {index}")
+    return task.prompt(split, index)
+
+
+def _chat(model: str | None) -> ChatFormat | None:
     if model is None:
         return None
+    if model == "bytes":
+        from echo2.data.chat import ByteChat
+
+        return ByteChat()
     from echo2.data.template_chat import TemplateChat
 
-    return TemplateChat(model)
+    folder = Path(model)
+    if not folder.is_dir():
+        from echo2.config.sections import ModelSection
+        from echo2.learning.pretrained import TINY_PREFIX, resolve_model
+
+        if model.startswith(TINY_PREFIX):
+            raise UserError(
+                f"--model must name a model that exists, got {model}: a run makes it in its folder's model/"
+            )
+        folder = resolve_model(ModelSection(path=model), folder)
+    return TemplateChat(folder)
 
 
 def _view(task: Task, chat: ChatFormat | None, split: Split, index: int, thinking: bool) -> dict[str, Any]:
@@ -175,6 +216,7 @@ def _view(task: Task, chat: ChatFormat | None, split: Split, index: int, thinkin
         "prompt_id": prompt.prompt_id,
         "messages": [dict(message) for message in task.messages(prompt)],
         "gold_reply": task.gold_reply(prompt),
+        "gold_turns": [dict(message) for message in task.gold_turns(prompt)],
     }
     if chat is not None:
         rows = inspect.show(task, chat, index, split=split, thinking=thinking).tokens
@@ -185,17 +227,16 @@ def _view(task: Task, chat: ChatFormat | None, split: Split, index: int, thinkin
 def _text(view: dict[str, Any]) -> str:
     lines = [f"— {view['prompt_id']}"]
     lines += [f"{message['role']}: {message['content']}" for message in view["messages"]]
-    if view["gold_reply"] is not None:
-        lines.append(f"gold: {view['gold_reply']}")
+    for message in view["gold_turns"]:
+        lines.append(f"{'gold' if message['role'] == 'assistant' else message['role']}: {message['content']}")
     if "tokens" in view:
-        for loss, words in ((False, "no loss"), (True, "loss")):
-            texts = [repr(token["text"]) for token in view["tokens"] if token["loss"] is loss]
-            lines.append(f"{len(texts)} tokens, {words}: {' '.join(texts)}")
+        bearing = sum(token["loss"] for token in view["tokens"])
+        lines.append(
+            f"{len(view['tokens'])} tokens, {bearing} of them sampled by the policy, which bear loss ({LOSS}):"
+        )
+        for loss, run in groupby(view["tokens"], key=lambda token: token["loss"]):
+            lines.append(f"  {LOSS if loss else NO_LOSS} {' '.join(repr(token['text']) for token in run)}")
     return "\n".join(lines)
-
-
-def _judged(score: Score | str) -> str:
-    return score if isinstance(score, str) else f"{score.reward:g} ({score.status})"
 
 
 def _verdict(facts: dict[str, Any]) -> str:

@@ -92,11 +92,12 @@ def _optimizer(config: Config) -> Iterator[Fault]:
 def _tasks(config: Config) -> Iterator[Fault]:
     if not config.tasks:
         yield Fault(("tasks",), "tasks must name at least one task, got none; add a [[tasks]] table with a name")
-    counts = Counter(task.name for task in config.tasks)
+    counts = Counter(task.called for task in config.tasks)
     for name, count in counts.items():
         if count > 1:
             yield Fault(
-                ("tasks",), f'every [[tasks]] name must be different, got "{name}" {count} times; merge them into one'
+                ("tasks",),
+                f'every [[tasks]] must be called something else, got "{name}" {count} times; give each a label',
             )
 
 

@@ -173,7 +173,7 @@ def _sentence(key: str, value: Any, detail: ErrorDetails) -> str:
         must = f"be one of {context['expected'].replace(chr(39), chr(34))}"
     if detail["type"] == "must":  # a section's own words
         must = detail["msg"]
-    if key == "run.name":
+    if key == "run.name" or (key.startswith("tasks.") and key.endswith(".label")):
         must = "be 1 to 64 letters, digits, dots, dashes or underscores, beginning with a letter or digit"
     if not must:
         return f"{key}: {detail['msg'][:1].lower()}{detail['msg'][1:]}, got {_shown(value)}"

@@ -60,7 +60,7 @@ def missing_places(config: Config) -> list[str]:
     for task in config.tasks:
         for key in _path_keys(task.options):
             if not Path(task.options[key]).exists():
-                faults.append(f'options.{key} of task "{task.name}" must exist, got {task.options[key]}; correct it')
+                faults.append(f'options.{key} of task "{task.called}" must exist, got {task.options[key]}; correct it')
     for number, pool in enumerate(config.pools):
         if pool.kind in ("local", "ray") and not Path(pool.offers).is_file():
             got = pool.offers or "nothing"

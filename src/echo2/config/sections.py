@@ -22,8 +22,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
 class RunSection(Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
+    name: Name = "run"
     """Name of the run; its folder is `dir`/`name`."""
     dir: str = "runs"
     """Folder that holds run folders, relative to the working directory."""
@@ -51,10 +54,18 @@ class ModelSection(Section):
 class TaskSection(Section):
     name: str
     """A registered task name or `module:Class`."""
+    label: Name | Literal[""] = ""
+    """What the task is called in this run, in metrics and prompts; empty means its name. Tasks of one name, with other
+    options, need a label each."""
     weight: PositiveFloat = 1.0
     """Share of prompts drawn from this task, relative to the others."""
     options: dict[str, Any] = {}
     """Keyword arguments of the task; a relative `path` is relative to the file it stands in."""
+
+    @property
+    def called(self) -> str:
+        """Its name in the run."""
+        return self.label or self.name
 
 
 class RolloutSection(Section):
@@ -193,6 +204,9 @@ class CoordinatorSection(Section):
     """Longest life of a lease, heartbeats or not."""
     max_attempts: Positive = 3
     """Attempts at a group whose workers failed, before it closes with what it has."""
+    rescored_share: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of the replies to verifiable tasks whose rewards are scored again beside the coordinator; a worker whose
+    reward differs is set aside. 0 scores none."""
     stall_s: PositiveFloat = 600.0
     """Time without any progress after which the watchdog names the starved loop and ends the run."""
     max_submit_bytes: Positive = 64 * 1024 * 1024

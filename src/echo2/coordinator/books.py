@@ -19,10 +19,12 @@ from echo2.coordinator.evaluation import Evaluation
 from echo2.coordinator.fleet import Fleet
 from echo2.coordinator.history import RunState
 from echo2.coordinator.operations import EvalPut, Loaded, Operation, RunPut
+from echo2.coordinator.outcasts import Outcasts
 from echo2.coordinator.publishing import Publishing
 from echo2.coordinator.scoreboard import Scoreboard
 from echo2.data.buffer import Buffer, BufferRules
 from echo2.data.cursor import PromptCursor
+from echo2.data.rescoring import Docket
 from echo2.ports import EventLog, Ids
 from echo2.provisioning.ledger import Ledger
 from echo2.transport.messages import AssetFile
@@ -51,8 +53,11 @@ class Books:
             config.workers.usd_per_h,
             config.rollout.concurrent_groups,
         )
-        self.scoreboard = Scoreboard(config)
+        self.scoreboard = Scoreboard(config, _pass_rewards(prompts))
         self.publishing = Publishing(config.provisioning.gamma)
+        self.outcasts = Outcasts(loaded.outcasts)
+        self.state.secret = self.state.secret or ids.new("secret")
+        self.docket = Docket(prompts.tasks, config.coordinator.rescored_share, self.state.secret)
         self.evaluation: Evaluation | None = None
         self.bill = Ledger(settled_usd=self.state.cost_usd, told_usd=self.state.cost_usd)
         self.learner_waits = False
@@ -200,6 +205,10 @@ class Books:
         if not self.fleet.active_count:
             return "waiting for workers"
         return "waiting for trajectories" if self.learner_waits else "training"
+
+
+def _pass_rewards(prompts: PromptCursor) -> dict[str, float]:
+    return {name: task.pass_reward for name, task in prompts.tasks.items() if task.pass_reward is not None}
 
 
 def _rules(config: Config) -> BufferRules:

@@ -34,6 +34,8 @@ class EvalLine(msgspec.Struct, frozen=True):
     replies: int
     failed: int
     length_mean: float
+    reward_by_task: dict[str, float] = {}
+    """Mean over the prompts of each task."""
 
 
 class EvalLease(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ class Evaluation:
         self.waiting = list(range(len(prompts)))[::-1]
         self.leased: dict[str, EvalLease] = {}
         self.scores: dict[int, list[Trajectory]] = {}
+        self._scored_by: dict[int, str] = {}
         self.failed = 0
 
     def take(self, lease_id: str, worker_id: str, installed: Policy, now: float) -> Prompt | None:
@@ -79,6 +82,17 @@ class Evaluation:
                 del self.leased[lease_id]
                 self.waiting.append(lease.number)
 
+    def prompt_of(self, lease_id: str) -> Prompt:
+        """What a running lease is about."""
+        return self.prompts[self.leased[lease_id].number]
+
+    def distrust(self, worker_id: str) -> None:
+        """The worker was set aside: what it scored is scored by others."""
+        for number in [number for number, scorer in self._scored_by.items() if scorer == worker_id]:
+            del self._scored_by[number]
+            if self.scores.pop(number, None) is not None:
+                self.waiting.append(number)
+
     def submit(self, lease_id: str, worker_id: str, rows: Sequence[RowSubmission]) -> list[Verdict]:
         """Score the replies to one prompt. A reply of another version is stale here, whatever the budget."""
         lease = self.leased.get(lease_id)
@@ -86,6 +100,7 @@ class Evaluation:
             return [Verdict.UNATTRIBUTED] * len(rows)
         del self.leased[lease_id]
         number = lease.number
+        self._scored_by[number] = worker_id
         verdicts = []
         for row in rows[: self.samples]:
             parsed = "failed" if row.status.is_failure else parse_record(bytes(row.record), self.prompts[number])
@@ -111,6 +126,9 @@ class Evaluation:
             return None
         means = [statistics.fmean(t.reward for t in replies) for _, replies in sorted(self.scores.items())]
         replies = [t for found in self.scores.values() for t in found]
+        by_task: dict[str, list[float]] = {}
+        for number, found in sorted(self.scores.items()):
+            by_task.setdefault(self.prompts[number].task, []).append(statistics.fmean(t.reward for t in found))
         return EvalLine(
             step=self.step,
             version=self.policy.version,
@@ -121,4 +139,5 @@ class Evaluation:
             replies=len(replies),
             failed=self.failed,
             length_mean=statistics.fmean(t.sampled_tokens for t in replies),
+            reward_by_task={task: statistics.fmean(rewards) for task, rewards in sorted(by_task.items())},
         )

@@ -14,6 +14,7 @@ from echo2.coordinator.books import Books
 from echo2.coordinator.learner_desk import LearnerDesk
 from echo2.coordinator.lines import Lines
 from echo2.coordinator.operations import Operation
+from echo2.coordinator.outcasts import set_aside
 from echo2.coordinator.wakeup import LeaseQueue, Wakeup
 from echo2.coordinator.worker_desk import WorkerDesk
 from echo2.ports import Clock, Seed, Store
@@ -53,6 +54,8 @@ class Hall:
         """An anchor may be due."""
         self.calls = Wakeup()
         """A worker that stood by is needed."""
+        self.claims = Wakeup()
+        """A reward shall be scored again."""
         self.wait_reason = ""
         """Why the last lease was not granted."""
         self.rows_at = self.learner_at = clock.monotonic()
@@ -98,6 +101,17 @@ class Hall:
                 if not self.workers.fruitless:
                     self.rows_at = now
         self.ready.notify()
+
+    async def set_aside(self, worker_id: str, reason: str) -> None:
+        """Take no more of this worker's work, now and in later lives; whoever found out says why."""
+        if worker_id in self.books.outcasts:
+            return
+        set_aside(self.workers, worker_id, reason, self.clock.monotonic(), self.clock.wall())
+        self.queue.turn_away(worker_id, "it was set aside")
+        self.calls.notify()
+        self.pump()
+        await self.durable()
+        await self.seed.expel(worker_id)
 
     async def spread(self, root: str) -> None:
         """An object of a published version is on the shelf: let it go to the workers."""

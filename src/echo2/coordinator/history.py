@@ -47,6 +47,13 @@ class RunState(msgspec.Struct):
     expired_tokens: int = 0
     initial_weights_hash: str = ""
     finished: bool = False
+    secret: str = ""
+    """Decides which rewards are scored again; no worker may know it."""
+    rescored: int = 0
+    """Rewards scored again so far."""
+    rescored_differing: int = 0
+    rescoring_failed: int = 0
+    """Replies that could not be scored here, or not in time: evidence of nothing."""
     provisioning: bytes = b""
     """What the controller of the pools remembers, as ``coordinator.providing`` wrote it last."""
 

@@ -118,6 +118,7 @@ class LearnerDesk:
         return (
             f"batch {buffer.next_batch} has {buffer.ready_count} of {self.books.config.prompts_per_step} "
             f"groups, {len(self.books.fleet.leases)} are leased, {self.books.fleet.active_count} workers are active"
+            + (f", {count} were set aside" if (count := len(self.books.outcasts)) else "")
         )
 
     def report(self, report: ReportStep, now: float, wall_time: float) -> tuple[StepAccepted, StepMetrics | None]:
@@ -158,6 +159,7 @@ class LearnerDesk:
             step_cost_usd=step_cost_usd,
             cost_usd_by_name=books.costs_usd(now),
             t_gen_s=books.fleet.usual_lease_s(),
+            set_aside=books.outcasts.told(),
         )
         books.record(MetricsPut(report.step, msgspec.json.encode(line)))
         books.events.emit("step", step=report.step, reward=line.reward_mean, staleness_max=line.staleness_max)

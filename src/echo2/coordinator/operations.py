@@ -63,6 +63,19 @@ class Peer(msgspec.Struct, frozen=True):
     """What its owner says that it costs; None where the run's configuration says it."""
 
 
+class Outcast(msgspec.Struct, frozen=True):
+    """A worker that was set aside."""
+
+    worker_id: str
+    name: str
+    reason: str
+    wall_time: float
+
+
+class OutcastPut(msgspec.Struct, frozen=True):
+    outcast: Outcast
+
+
 class TokenPut(msgspec.Struct, frozen=True):
     token: Token
 
@@ -71,7 +84,7 @@ class PeerPut(msgspec.Struct, frozen=True):
     peer: Peer
 
 
-Operation = Change | RunPut | MetricsPut | MetricsDropped | EvalPut | AssetsPut | TokenPut | PeerPut
+Operation = Change | RunPut | MetricsPut | MetricsDropped | EvalPut | AssetsPut | TokenPut | PeerPut | OutcastPut
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -88,3 +101,4 @@ class Loaded(msgspec.Struct, frozen=True):
     assets: tuple[AssetFile, ...] = ()
     tokens: tuple[Token, ...] = ()
     peers: tuple[Peer, ...] = ()
+    outcasts: tuple[Outcast, ...] = ()

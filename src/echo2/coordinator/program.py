@@ -13,6 +13,7 @@ Loops, all in one task group:
               gate, and the sentence that ends a starved run
     provide   consumes time and what pools say (``provisioning.drive``); waits for a decision period; unblocked by a
               worker that went away or the run's end; produces machines that start and machines that are given back
+    rescoring consumes claims; waits for one; unblocked by a submission; produces workers that are set aside
     anchors   consumes publishes; waits for one after which an anchor is due; unblocked by a publish; produces anchors
     requests  (one task each, made by the shell) consume a message; wait at most ``MAX_WAIT_S``; unblocked by a change
               of gate, buffer or history; produce one reply
@@ -40,6 +41,7 @@ from echo2.coordinator.operations import Loaded
 from echo2.coordinator.pools import no_pools
 from echo2.coordinator.providing import Provided, rules_of
 from echo2.coordinator.relays import Standings, no_relays
+from echo2.coordinator.rescoring import Scorer, keep_rescoring
 from echo2.coordinator.status import exposition, run_status
 from echo2.coordinator.watchdog import Progress, starved
 from echo2.coordinator.worker_answers import WorkerAnswers
@@ -78,8 +80,10 @@ class Coordinator:
         relays: Standings = no_relays,
         pools: Callable[[Invitations, Benches], Sequence[Pool]] = no_pools,
         longest_wait_s: float = m.MAX_WAIT_S,
+        scorer: Scorer | None = None,
     ) -> None:
-        """longest_wait_s: for which a question may be held; what connections survive."""
+        """longest_wait_s: for which a question may be held; what connections survive. scorer: None scores no reward
+        again."""
         self.config = config
         self.shelf = shelf
         self.clock = clock
@@ -87,6 +91,9 @@ class Coordinator:
         self.events = events
         self.books = Books(config, loaded, run_id, prompts, ids, events)
         self.books.begin(clock.monotonic(), clock.wall())
+        self._scorer = scorer
+        if scorer is None:
+            self.books.docket.close()
         self.hall = Hall(self.books, store, shelf, seed, clock, lines, longest_wait_s)
         self.registry = Registry(loaded.tokens, loaded.peers)
         self.snapshot_public_key = snapshot_public_key
@@ -119,10 +126,14 @@ class Coordinator:
         return m.Enrolled(peer.peer_id, credential, peer.role, self.books.state.run_id, self.snapshot_public_key)
 
     def authenticate(self, credential: str) -> m.Principal:
-        return self.registry.authenticate(credential)
+        """Raises Unauthorised, SetAside."""
+        principal = self.registry.authenticate(credential)
+        self.books.outcasts.check(principal.peer_id)
+        return principal
 
     async def handle(self, principal: m.Principal, request: m.Request) -> m.Reply:
-        """Answer one message. Raises Refused or Fenced with the reason."""
+        """Answer one message. Raises Refused, SetAside or Fenced with the reason."""
+        self.books.outcasts.check(principal.peer_id)
         if principal.role not in m.ROLES_OF.get(type(request), frozenset()):
             raise Refused(f"a {principal.role} may not send {type(request).__name__}")
         if principal.role is m.Role.WORKER and not isinstance(request, m.GetStatus):
@@ -180,13 +191,17 @@ class Coordinator:
                 for pool in self._pools:
                     if isinstance(pool, AbstractAsyncContextManager):
                         await opened.enter_async_context(pool)
-                anchors = group.create_task(keep_anchors(self.hall), name="anchors")
+                beside = [group.create_task(keep_anchors(self.hall), name="anchors")]
+                if self._scorer is not None:
+                    rescoring = keep_rescoring(self.hall, self._scorer)
+                    beside.append(group.create_task(rescoring, name="rescoring"))
                 if self._pools:
                     recalled = self._provided.recall()
                     providing = drive(self._provided, self._pools, self._rules, self.clock, self.events, recalled)
                     group.create_task(providing, name="provide")
                 await self._watch()
-                anchors.cancel()
+                for loop in beside:
+                    loop.cancel()
                 self._provided.news.notify()
             self.books.account(self.clock.monotonic())
             await self.hall.durable()
@@ -195,6 +210,8 @@ class Coordinator:
 
     async def _watch(self) -> None:
         await self.hall.durable()
+        for outcast in self.books.outcasts.all():
+            await self.hall.seed.expel(outcast.worker_id)
         while not self.done.is_set():
             due = self.clock.monotonic() + self.config.coordinator.heartbeat_s
             await asyncio.sleep(self.config.coordinator.heartbeat_s)

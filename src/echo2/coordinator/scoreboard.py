@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from echo2.broadcast.shelf import Published
 from echo2.config.root import Config
@@ -39,8 +39,10 @@ class Required(NamedTuple):
 
 
 class Scoreboard:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, pass_rewards: Mapping[str, float] = {}) -> None:
+        """pass_rewards: from which a row of a task passes, of tasks that know."""
         self.config = config
+        self._pass_rewards = pass_rewards
         self._train_times: deque[float] = deque(maxlen=STEPS_IN_MEDIAN)
         self.t_train_s: float | None = None
         self._is_resumed = False
@@ -156,6 +158,21 @@ class Scoreboard:
         chosen = paper if provisioning.rule == "paper" else overlapped
         return Required(paper, overlapped, None if chosen is None else provisioning.gamma * chosen)
 
+    def _by_task(self, judged: Sequence[tuple[str, float]]) -> _ByTask:
+        by_task: dict[str, list[float]] = {}
+        for task, reward in judged:
+            by_task.setdefault(task, []).append(reward)
+        known = sorted(by_task.items())
+        return _ByTask(
+            reward_by_task={task: statistics.fmean(rewards) for task, rewards in known},
+            rows_by_task={task: len(rewards) for task, rewards in known},
+            pass_share_by_task={
+                task: statistics.fmean(reward >= self._pass_rewards[task] for reward in rewards)
+                for task, rewards in known
+                if task in self._pass_rewards
+            },
+        )
+
     def line(
         self,
         *,
@@ -172,6 +189,7 @@ class Scoreboard:
         step_cost_usd: float,
         cost_usd_by_name: Mapping[str, float],
         t_gen_s: float | None,
+        set_aside: Mapping[str, str] = {},
     ) -> StepMetrics:
         """The line of a step just reported; starts the next one."""
         rows = buffer.batch_rows(buffer.batches[step])
@@ -188,7 +206,7 @@ class Scoreboard:
             elapsed_s=state.elapsed_s,
             reward_mean=statistics.fmean(reward for _, reward in judged),
             reward_trained_mean=statistics.fmean(reward for _, reward in of_batch),
-            reward_by_task=_mean_by_task(judged),
+            **self._by_task(judged),
             staleness_min=min(staleness),
             staleness_mean=statistics.fmean(staleness),
             staleness_max=max(staleness),
@@ -212,6 +230,10 @@ class Scoreboard:
             failed=counts[RowState.FAILED],
             refused_by={str(k): v for k, v in sorted(buffer.refused_by.items())},
             unattributed=state.unattributed,
+            rescored=state.rescored,
+            rescored_differing=state.rescored_differing,
+            rescoring_failed=state.rescoring_failed,
+            set_aside=dict(set_aside),
             groups_dropped=buffer.groups_dropped,
             zero_variance_groups=_zero_variance_groups(rows),
             length_mean=statistics.fmean(row.tokens for row in rows),
@@ -236,6 +258,12 @@ class Scoreboard:
         )
 
 
+class _ByTask(TypedDict):
+    reward_by_task: dict[str, float]
+    rows_by_task: dict[str, int]
+    pass_share_by_task: dict[str, float]
+
+
 def _feasible(rate: Callable[[], float]) -> float | None:
     try:
         return rate()
@@ -246,13 +274,6 @@ def _feasible(rate: Callable[[], float]) -> float | None:
 def _expired_length_mean(buffer: Buffer) -> float | None:
     expired = buffer.counts[RowState.EXPIRED]
     return buffer.expired_tokens / expired if expired else None
-
-
-def _mean_by_task(judged: Sequence[tuple[str, float]]) -> dict[str, float]:
-    by_task: dict[str, list[float]] = {}
-    for task, reward in judged:
-        by_task.setdefault(task, []).append(reward)
-    return {task: statistics.fmean(rewards) for task, rewards in sorted(by_task.items())}
 
 
 def _zero_variance_groups(rows: Sequence[Row]) -> int:

@@ -76,6 +76,9 @@ class RelaySeed:
     async def withdraw(self, root: str) -> None:
         await self._client.withdraw(root)
 
+    async def expel(self, peer_id: str) -> None:
+        await self._client.expel(peer_id)
+
     async def certify(self, peer_id: str, public_key_pem: bytes) -> RelayCertificate:
         now = utc_now()
         certificate = await asyncio.to_thread(issue_peer_certificate, self._keys, public_key_pem, peer_id, now)

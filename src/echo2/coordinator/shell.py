@@ -26,6 +26,7 @@ from echo2.coordinator.limits import Limits
 from echo2.coordinator.operations import Loaded, Operation
 from echo2.coordinator.pools import pools_of
 from echo2.coordinator.program import Coordinator
+from echo2.coordinator.scoring import ScoringProcess
 from echo2.coordinator.seed import RelaySeed, seed_client
 from echo2.coordinator.server import serve
 from echo2.coordinator.store import SqliteStore
@@ -70,13 +71,14 @@ async def run_coordinator(folder: RunFolder) -> None:
             seed = RelaySeed(
                 seed_client(config, run_id, public, folder.root, events), shelf, folder.root / "keys", config
             )
+            scorer = ScoringProcess(folder.root)
             coordinator = _DiskCoordinator(
                 config, store, loaded, shelf, prompts, SystemClock(), RandomIds(), events, lines, seed,
                 run_id=run_id, snapshot_public_key=public,
                 task_fingerprints={task.name: task.fingerprint() for task, _ in tasks}, relays=seed.standings,
-                pools=pools,
+                pools=pools, scorer=scorer,
             )  # fmt: skip
-            await run_program(_live(coordinator, seed, folder, loaded, tls), coordinator.books.request_stop)
+            await run_program(_live(coordinator, seed, scorer, folder, loaded, tls), coordinator.books.request_stop)
         finally:
             lines.close()
     finally:
@@ -86,10 +88,15 @@ async def run_coordinator(folder: RunFolder) -> None:
 
 
 async def _live(
-    coordinator: _DiskCoordinator, seed: RelaySeed, folder: RunFolder, loaded: Loaded, tls: ServerCertificate | None
+    coordinator: _DiskCoordinator,
+    seed: RelaySeed,
+    scorer: ScoringProcess,
+    folder: RunFolder,
+    loaded: Loaded,
+    tls: ServerCertificate | None,
 ) -> None:
     """The relay first: a worker that joins may ask for it at once."""
-    async with seed:
+    async with seed, scorer:
         await _serve(coordinator, folder, loaded, tls)
 
 

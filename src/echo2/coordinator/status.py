@@ -35,6 +35,7 @@ def run_status(
             **msgspec.structs.asdict(relays.get(worker.worker_id, UNKNOWN)),
         }
         for worker in books.fleet.workers.values()
+        if worker.worker_id not in books.outcasts
     )
     return RunStatus(
         run_id=books.state.run_id,
@@ -47,6 +48,15 @@ def run_status(
         counts={"generated": books.buffer.generated, **counts},
         workers=workers,
         problem=books.stop_reason or wait_reason,
+        set_aside=tuple(
+            {"id": x.worker_id, "name": x.name, "reason": x.reason, "wall_time": x.wall_time}
+            for x in books.outcasts.all()
+        ),
+        rescored={
+            "checked": books.state.rescored,
+            "differing": books.state.rescored_differing,
+            "failed": books.state.rescoring_failed,
+        },
     )
 
 
@@ -65,5 +75,8 @@ def exposition(status: RunStatus, last: StepMetrics | None, books: Books) -> byt
         "unattributed": float(books.state.unattributed),
         "groups_dropped": float(books.buffer.groups_dropped),
         "prompts_drawn": float(books.state.cursor),
+        "rescored_rewards": float(books.state.rescored),
+        "rescored_rewards_differing": float(books.state.rescored_differing),
+        "rescoring_failures": float(books.state.rescoring_failed),
     }
     return prometheus_text(status, last, counters)

@@ -25,6 +25,8 @@ from echo2.coordinator.operations import (
     MetricsDropped,
     MetricsPut,
     Operation,
+    Outcast,
+    OutcastPut,
     Peer,
     PeerPut,
     RunPut,
@@ -67,6 +69,7 @@ CREATE TABLE IF NOT EXISTS metrics (step INTEGER PRIMARY KEY, line BLOB NOT NULL
 CREATE TABLE IF NOT EXISTS evals (step INTEGER PRIMARY KEY, line BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS tokens (digest TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS peers (digest TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS outcasts (worker_id TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
 
 _pack = msgspec.msgpack.encode
@@ -264,6 +267,10 @@ def _put_peer(connection: sqlite3.Connection, put: PeerPut) -> None:
     connection.execute("INSERT OR REPLACE INTO peers VALUES (?, ?)", (put.peer.digest, _pack(put.peer)))
 
 
+def _put_outcast(connection: sqlite3.Connection, put: OutcastPut) -> None:
+    connection.execute("INSERT OR REPLACE INTO outcasts VALUES (?, ?)", (put.outcast.worker_id, _pack(put.outcast)))
+
+
 _APPLY: dict[type, Callable[[sqlite3.Connection, Any], None]] = {
     RowPut: _put_row,
     RowsMoved: _move_rows,
@@ -278,6 +285,7 @@ _APPLY: dict[type, Callable[[sqlite3.Connection, Any], None]] = {
     EvalPut: _put_eval,
     TokenPut: _put_token,
     PeerPut: _put_peer,
+    OutcastPut: _put_outcast,
 }
 
 
@@ -321,4 +329,5 @@ def _load(connection: sqlite3.Connection) -> Loaded:
         assets=msgspec.msgpack.decode(facts["assets"], type=tuple[AssetFile, ...]) if "assets" in facts else (),
         tokens=all_of("SELECT value FROM tokens", Token),
         peers=all_of("SELECT value FROM peers", Peer),
+        outcasts=all_of("SELECT value FROM outcasts ORDER BY worker_id", Outcast),
     )

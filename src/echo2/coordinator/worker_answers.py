@@ -100,6 +100,8 @@ class WorkerAnswers:
         verdicts = self.hall.workers.submit(peer_id, request, now)
         if Verdict.ACCEPTED in verdicts:
             self.hall.rows_at = now
+        if self.hall.books.docket:
+            self.hall.claims.notify()
         self.hall.pump()
         return m.SubmitVerdicts(tuple(verdicts))
 

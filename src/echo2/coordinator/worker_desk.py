@@ -107,9 +107,10 @@ class WorkerDesk:
             self.lose(lease, "its worker left", now)
         if worker is not None and worker.active:
             self.fleet.retire(worker_id, left=True)
-            self._dismiss(worker, now)
+            self.dismiss(worker, now)
 
-    def _dismiss(self, worker: WorkerRecord, now: float) -> None:
+    def dismiss(self, worker: WorkerRecord, now: float) -> None:
+        """It went away: nothing is owed to it, and nobody waits for it, any more."""
         self.dismissals += 1
         self.books.bill = self.books.bill.release(worker.worker_id, now)
         if self.books.evaluation is not None:
@@ -137,7 +138,7 @@ class WorkerDesk:
             self.events.emit("worker_silent", worker=worker.worker_id, silent_s=now - worker.last_seen_s)
             # Taken away, not given back: nothing more is owed for it.
             self.books.bill = self.books.bill.lose(worker.worker_id, now)
-            self._dismiss(worker, now)
+            self.dismiss(worker, now)
         for lease in lost:
             self.lose(lease, "its worker fell silent or it grew too old", now)
         self._end_dropped(now)
@@ -179,7 +180,11 @@ class WorkerDesk:
         return tuple(takewhile(lambda v: v >= version, (policy.version for policy in reversed(self.state.published))))
 
     def has_no_part(self, worker_id: str) -> str | None:
-        """Why this worker, unlike others with the same version, gets no lease; None when it may."""
+        """Why this worker, unlike others with the same version, gets no lease; None when it may.
+
+        Raises SetAside for one that was set aside while it waited.
+        """
+        self.books.outcasts.check(worker_id)
         worker = self.fleet.workers[worker_id]
         if worker.waits:
             return "the worker stands by: the others suffice"
@@ -260,7 +265,9 @@ class WorkerDesk:
         """Judge the rows of a lease; see ``Buffer.submit``."""
         rows = submission.rows
         if self.books.evaluation is not None and submission.lease_id in self.books.evaluation.leased:
+            prompt = self.books.evaluation.prompt_of(submission.lease_id)
             verdicts = self.books.evaluation.submit(submission.lease_id, worker_id, rows)
+            self.books.docket.put(worker_id, prompt, submission, verdicts)
             self.books.finish_evaluation()
             return verdicts
         lease = self.buffer.lease_of(submission.group_id, submission.attempt)
@@ -275,6 +282,8 @@ class WorkerDesk:
             self.fruitless = not any(row.verdict is Verdict.ACCEPTED for row in born)
         group = self.buffer.groups[submission.group_id]
         self.books.scoreboard.judged(group.prompt.task, [row.reward for row in born if row.reward is not None])
+        if born:
+            self.books.docket.put(worker_id, group.prompt, submission, verdicts)
         self.fleet.end(submission.lease_id, now, len(born))
         if not group.leased:
             for attempt in group.attempts:

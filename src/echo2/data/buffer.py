@@ -9,6 +9,7 @@ Pure: no clock, I/O, async or logging; ``drain_changes`` hands out what must bec
 
     submit ──▶ BUFFERED ──report_step──▶ TRAINED
        │           └──form_batch, fork──▶ EXPIRED
+       │           └──distrust──────▶ REFUSED   distrusted
        ├──▶ REFUSED   malformed, stale, future, orphaned, duplicate, no_signal
        └──▶ FAILED    error, timeout, aborted
 """
@@ -252,6 +253,21 @@ class Buffer(Ledger):
         for group in [g for g in self.groups.values() if g.state.is_live]:
             if group.policy is not None and self.lineage(group.policy) is not None:
                 self._drop(group)
+
+    def distrust(self, worker_id: str) -> int:
+        """The worker was set aside: refuse its rows that no batch holds, and let others fill its groups; how many.
+
+        A formed batch stays as it is: it may be trained already, and a crash must replay it unchanged.
+        """
+        refused = 0
+        for group in [g for g in self.groups.values() if g.state.is_live]:
+            theirs = [row for row in self.accepted(group) if group.attempts[row.attempt - 1].worker_id == worker_id]
+            if theirs:
+                refused += len(theirs)
+                self._move([row.key for row in theirs], RowState.REFUSED, Verdict.DISTRUSTED)
+                group.state = GroupState.OPEN
+                self._settle(group)
+        return refused
 
     # ---- inside -----------------------------------------------------------------------------------------------
 

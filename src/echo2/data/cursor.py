@@ -37,6 +37,11 @@ class PromptCursor:
                 raise ConfigError(f"task {task.name} must have at least one training prompt, it has none")
         self._quotas = _shares(self._weights, CYCLE)
 
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """By name."""
+        return {task.name: task for task in self._tasks}
+
     def prompt(self, position: int) -> Prompt:
         """The training prompt at ``position``, counted from 0 over the whole run."""
         cycle, offset = divmod(position, CYCLE)
@@ -68,13 +73,13 @@ def held_out_prompts(tasks: Sequence[tuple[Task, float]], count: int) -> list[Pr
 
 
 def _shares(weights: Sequence[float], total: int) -> list[int]:
-    """Whole shares of ``total`` by weight, each at least one, by largest remainder."""
-    spare = total - len(weights)
-    exact = [weight / sum(weights) * spare for weight in weights]
-    shares = [1 + int(share) for share in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda i: (int(exact[i]) - exact[i], i))
-    for i in by_remainder[: total - sum(shares)]:
-        shares[i] += 1
+    """Whole shares of ``total`` by weight, each at least one, the rest by largest remainder."""
+    exact = [weight / sum(weights) * total for weight in weights]
+    shares = [max(1, int(share)) for share in exact]
+    while sum(shares) < total:
+        shares[max(range(len(shares)), key=lambda i: (exact[i] - shares[i], -i))] += 1
+    while sum(shares) > total:  # small weights were given one
+        shares[min((i for i in range(len(shares)) if shares[i] > 1), key=lambda i: (exact[i] - shares[i], i))] -= 1
     return shares
 
 

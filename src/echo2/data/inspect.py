@@ -1,4 +1,4 @@
-"""What a task shows the policy and how it judges, for people: tokens with their loss mask, and a check on gold replies.
+"""What a task shows the policy and how it judges, for people: tokens with their loss mask, and a check of itself.
 
 Invariant: pure. Everything is computed by the functions a run uses, so what is shown is what is trained on.
 """
@@ -10,8 +10,12 @@ from collections.abc import Sequence
 import msgspec
 
 from echo2.data.chat import ChatFormat
+from echo2.data.rescoring import is_verifiable
 from echo2.data.task import Message, Score, Split, Task
 from echo2.types import Prompt
+
+SCORED_TWICE = 20
+"""Prompts of a split whose gold replies are scored again: scoring may be dear, and chance shows soon."""
 
 
 class TokenRow(msgspec.Struct, frozen=True):
@@ -24,15 +28,22 @@ class TokenRow(msgspec.Struct, frozen=True):
 class Shown(msgspec.Struct, frozen=True):
     prompt: Prompt
     messages: list[Message]
-    reply: str
+    """The opening."""
+    turns: list[Message]
+    """What follows it in an episode of a good policy."""
     tokens: list[TokenRow]
+
+    @property
+    def reply(self) -> str:
+        """The first gold reply; empty where there is none."""
+        return self.turns[0]["content"] if self.turns else ""
 
 
 class Check(msgspec.Struct, frozen=True):
     checked: int
     without_gold: int
-    failures: list[tuple[str, str, Score | str]]
-    """(prompt id, gold reply, its score or the error)"""
+    failures: list[tuple[str, str]]
+    """(prompt id, what must hold and what was got)"""
 
     @property
     def passed(self) -> bool:
@@ -40,37 +51,93 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def show(task: Task, chat: ChatFormat, index: int, *, split: Split = "train", thinking: bool = False) -> Shown:
-    """Prompt ``index`` and its gold reply, token by token; without a gold reply, the prompt alone."""
+    """Prompt ``index`` and a good policy's episode of it, token by token; without gold replies, the prompt alone."""
     prompt = task.prompt(split, index)
-    messages = task.messages(prompt)
-    reply = task.gold_reply(prompt)
-    rows = token_rows(chat, [(chat.render(messages, thinking=thinking), False)])
-    if reply is not None:
-        rows += token_rows(chat, [(chat.encode_reply(reply), True)])
-    return Shown(prompt, messages, reply or "", rows)
+    messages, turns = task.messages(prompt), task.gold_turns(prompt)
+    return Shown(prompt, messages, turns, episode_rows(chat, messages, turns, thinking=thinking))
 
 
-def token_rows(chat: ChatFormat, segments: Sequence[tuple[Sequence[int], bool]]) -> list[TokenRow]:
-    return [TokenRow(token, chat.piece(token), sampled) for token_ids, sampled in segments for token in token_ids]
+def episode_rows(
+    chat: ChatFormat, opening: Sequence[Message], turns: Sequence[Message], *, thinking: bool = False
+) -> list[TokenRow]:
+    """The tokens that training sees of an episode with these turns, built as a worker builds them: each turn is put
+    after the last one's tokens. Replies in ``opening`` are examples, which nobody sampled."""
+    token_ids = chat.render(opening, thinking=thinking)
+    rows = _rows(chat, token_ids, False)
+    between: list[Message] = []
+    is_first = True
+    for message in turns:
+        if message["role"] != "assistant":
+            between.append(message)
+            continue
+        fed = [] if is_first else chat.extend(between, token_ids[-1], thinking=thinking)
+        said = chat.encode_reply(message["content"])
+        rows += _rows(chat, fed, False) + _rows(chat, said, True)
+        token_ids, between, is_first = [*token_ids, *fed, *said], [], False
+    return rows
+
+
+def _rows(chat: ChatFormat, token_ids: Sequence[int], sampled: bool) -> list[TokenRow]:
+    return [TokenRow(token, chat.piece(token), sampled) for token in token_ids]
 
 
 def check(task: Task, count: int, *, split: Split = "train") -> Check:
-    """Score the gold replies of the first ``count`` prompts: each must get reward 1."""
+    """Look at the first ``count`` prompts: each must be the same when it is made again; as it arrives at a worker, its
+    gold reply must get full marks each time it is scored, and an empty reply must not (single replies only)."""
     size = task.size(split)
     checked = without_gold = 0
-    failures: list[tuple[str, str, Score | str]] = []
+    failures: list[tuple[str, str]] = []
     for index in range(count if size is None else min(count, size)):
         prompt = task.prompt(split, index)
+        arrived = _arrived(prompt, task.prompt(split, index))
+        if isinstance(arrived, str):
+            failures.append((prompt.prompt_id, arrived))
+            continue
         reply = task.gold_reply(prompt)
         if reply is None:
             without_gold += 1
             continue
         checked += 1
-        try:
-            score = task.score(prompt, reply)
-        except Exception as error:
-            failures.append((prompt.prompt_id, reply, f"{type(error).__name__}: {error}"))
-            continue
-        if score.reward != 1.0:
-            failures.append((prompt.prompt_id, reply, score))
+        if fault := _misjudged(task, arrived, reply, twice=checked <= SCORED_TWICE):
+            failures.append((prompt.prompt_id, fault))
     return Check(checked, without_gold, failures)
+
+
+def _arrived(prompt: Prompt, again: Prompt) -> Prompt | str:
+    """The prompt as a worker gets it, or what is wrong with it."""
+    if again != prompt:
+        return "the prompt must be the same when it is made again: it may follow from options, split and index only"
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(prompt), type=Prompt)
+    except (TypeError, OverflowError, msgspec.MsgspecError) as error:
+        return f"the prompt's content must be plain data that can be sent, got: {error}"
+
+
+def _misjudged(task: Task, prompt: Prompt, reply: str, *, twice: bool) -> str:
+    full = 1.0 if task.pass_reward is None else task.pass_reward
+    judged = _judged(task, prompt, reply)
+    if isinstance(judged, str) or judged.reward < full:
+        return f"the gold reply {reply!r} must get reward {full:g}, got {_told(judged)}"
+    if not is_verifiable(task):
+        return ""
+    again = _judged(task, prompt, reply) if twice else judged
+    if isinstance(again, str) or not task.agrees(judged, again):
+        return (
+            f"the gold reply {reply!r} must be scored alike each time, got {_told(judged)} and then {_told(again)}: "
+            "set verifiable = False where that cannot be"
+        )
+    empty = _judged(task, prompt, "")
+    if not isinstance(empty, str) and empty.reward >= full:
+        return f"an empty reply must get less than the gold reply's {full:g}, got {_told(empty)}"
+    return ""
+
+
+def _judged(task: Task, prompt: Prompt, reply: str) -> Score | str:
+    try:
+        return task.score(prompt, reply)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _told(judged: Score | str) -> str:
+    return judged if isinstance(judged, str) else f"{judged.reward:g} ({judged.status})"

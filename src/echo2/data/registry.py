@@ -41,9 +41,9 @@ def load_tasks(sections: Sequence[TaskSection]) -> dict[str, Task]:
     """The tasks of a run by name, in order; their names must differ."""
     tasks: dict[str, Task] = {}
     for section in sections:
-        if section.name in tasks:
-            raise ConfigError(f"tasks must have different names, got {section.name} twice; subclass it to run both")
-        tasks[section.name] = load_task(section)
+        if section.called in tasks:
+            raise ConfigError(f"tasks must be called differently, got {section.called} twice; give each a label")
+        tasks[section.called] = load_task(section)
     return tasks
 
 
@@ -64,7 +64,7 @@ def load_task(section: TaskSection) -> Task:
         raise
     except Exception as error:
         raise ConfigError(f"task {section.name} must take its options, it raised {_told(error)}") from error
-    task.name, task.options = section.name, dict(section.options)
+    task.name, task.options = section.called, dict(section.options)
     return task
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -32,6 +33,9 @@ class Message(TypedDict):
     role: str
     content: str
 
+
+SAME_REWARD = 1e-6
+"""Relative, and absolute around zero: sums of floats round differently from machine to machine."""
 
 Played = tuple[Prompt, float, Mapping[str, Any]]
 """A prompt, the reward an episode of it got, and its Ω."""
@@ -74,11 +78,16 @@ class Task(ABC):
     """Subclasses take their options as keyword arguments of ``__init__`` and raise ConfigError for wrong ones."""
 
     name: str = ""
-    """Set by the registry to the name in the configuration."""
+    """Set by the registry to what the task is called in the configuration."""
     options: Mapping[str, Any] = MappingProxyType({})
     """The options it was made with; set by the registry."""
     pass_reward: ClassVar[float | None] = None
     """Reward from which a reply passes, for pass@k; None where there is no such thing."""
+
+    verifiable: ClassVar[bool] = True
+    """Whether a score follows from prompt and reply alone, on every machine: then the coordinator scores a sample of
+    the workers' replies again. False where chance, time or somebody else has a say. An episode of several turns never
+    is."""
 
     @property
     def metric(self) -> Metric:
@@ -106,9 +115,19 @@ class Task(ABC):
         is called in a thread."""
         return self.score(prompt, reply)
 
+    def agrees(self, ours: Score, theirs: Score) -> bool:
+        """Whether two machines may both be honest that judged one reply so: the rewards are equal but for rounding."""
+        return math.isclose(ours.reward, theirs.reward, rel_tol=SAME_REWARD, abs_tol=SAME_REWARD)
+
     def gold_reply(self, prompt: Prompt) -> str | None:
         """A reply that scores full marks; None where the task has none. Self-checks and warm starts use it."""
         return None
+
+    def gold_turns(self, prompt: Prompt) -> list[Message]:
+        """What follows ``messages`` in an episode of a good policy: its replies (role `assistant`) and what it is told
+        between them. For inspection; override it where ``rollout`` has several turns."""
+        reply = self.gold_reply(prompt)
+        return [] if reply is None else [{"role": "assistant", "content": reply}]
 
     def prompt_for_gold(self, gold: str) -> Prompt:
         """A prompt whose right answer is ``gold``, to score a reply by hand. Raises UserError."""

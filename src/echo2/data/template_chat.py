@@ -1,7 +1,9 @@
 """Chat by a Hugging Face tokenizer and its own template.
 
 Invariant: the control tokens of a rendered conversation are those of the same conversation with harmless contents. For
-ordinary contents the ids equal the tokenizer's own ``apply_chat_template``; no system message is added by us.
+ordinary contents the ids equal the tokenizer's own ``apply_chat_template``; no system message is added by us. What was
+said is never rendered again: a template that rewrites history, as those that take thoughts out of earlier turns, gets
+no chance to, and one that leaves a message out, or moves it to another place, is refused.
 
 How: the template is also rendered with placeholders for the contents. If the plain rendering has the same control
 tokens, it is right as it is. Otherwise some content wrote a marker: then the text is cut at the template's own markers,
@@ -112,6 +114,12 @@ class TemplateChat:
         return token_ids
 
     def _tokens(self, plain: str, marked: str, slots: Sequence[str], contents: Sequence[str]) -> list[int]:
+        places = [marked.find(slot) for slot in slots]
+        if -1 in places or places != sorted(places):
+            raise UserError(
+                "the model's chat template must show every message, in the order in which they were said; it leaves out"
+                " or moves one: send it under another role"
+            )
         token_ids = self._encode(plain)
         if self._controls(token_ids) == self._controls(self._encode(marked)):
             return token_ids

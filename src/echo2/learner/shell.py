@@ -160,7 +160,7 @@ def _asset(path: Path) -> AssetFile:
 def _gold_batches(config: Config, model_dir: Path) -> GoldBatches:
     """Supervised step → gold pairs of the run's own prompts, a pure function of the step."""
     tasks = load_tasks(config.tasks)
-    cursor = PromptCursor([(tasks[section.name], section.weight) for section in config.tasks], config.run.seed)
+    cursor = PromptCursor([(tasks[section.called], section.weight) for section in config.tasks], config.run.seed)
     chat = _chat(config, model_dir)
 
     def pairs_of(step: int) -> list[GoldPair]:

@@ -55,6 +55,7 @@ def charts(lines: Lines, evals: Sequence[EvalRecord], staleness_budget: int | No
         return []
     return [
         _reward(lines, evals),
+        *_passes(lines),
         _staleness(lines, staleness_budget),
         _staleness_shares(lines),
         _bubble(lines),
@@ -88,7 +89,8 @@ def _reward(lines: Lines, evals: Sequence[EvalRecord]) -> Chart:
         _line(axes, lines, lambda m: smoothed[m.step], color=SERIES[0], label=f"smoothed over {span} steps")
         for place, task in enumerate(tasks[:4] if len(tasks) > 1 else []):
             colour = SERIES[2 + place]
-            _line(axes, lines, partial(_of_task, task), color=colour, linewidth=0.9, label=task)
+            reward = partial(_of_task, "reward_by_task", task)
+            _line(axes, lines, reward, color=colour, linewidth=0.9, label=task)
         scored = [(e.version, e.reward_mean) for e in evals if e.reward_mean is not None]
         if scored:
             steps, rewards = zip(*scored, strict=True)
@@ -98,8 +100,23 @@ def _reward(lines: Lines, evals: Sequence[EvalRecord]) -> Chart:
     return Chart("Reward", caption, draw(paint, unit="mean reward"))
 
 
-def _of_task(task: str, metrics: StepMetrics) -> float | None:
-    return metrics.reward_by_task.get(task)
+def _of_task(field: str, task: str, metrics: StepMetrics) -> float | None:
+    found: float | None = getattr(metrics, field).get(task)
+    return found
+
+
+def _passes(lines: Lines) -> list[Chart]:
+    tasks = sorted({task for m in lines for task in m.pass_share_by_task})
+    if not tasks:
+        return []
+
+    def paint(axes: Axes) -> None:
+        for place, task in enumerate(tasks[: len(SERIES)]):
+            share = partial(_of_task, "pass_share_by_task", task)
+            _line(axes, lines, share, color=SERIES[place], linewidth=0.9, label=task)
+        axes.set_ylim(-0.02, 1.02)
+
+    return [Chart("Passes", "Share of the rows judged for a step that pass, by task.", draw(paint, unit="share"))]
 
 
 def _staleness(lines: Lines, staleness_budget: int | None) -> Chart:

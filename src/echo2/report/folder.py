@@ -79,7 +79,7 @@ def read_run(path: Path) -> RunFolder:
 def _metrics(line: bytes) -> StepMetrics:
     """A line of ``metrics.jsonl``; JSON has no NaN, so a statistic that was one arrives as null and is left out."""
     values = msgspec.json.decode(line, type=dict[str, Any])
-    for field in ("learner", "reward_by_task"):
+    for field in ("learner", "reward_by_task", "pass_share_by_task"):
         group = values.get(field)
         if isinstance(group, Mapping):
             values[field] = {name: value for name, value in group.items() if value is not None}

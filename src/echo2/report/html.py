@@ -8,7 +8,6 @@ remote content to whoever opens it.
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +20,9 @@ from echo2.metrics import StepMetrics
 from echo2.report.charts import charts
 from echo2.report.folder import RunFolder, read_run
 from echo2.report.progress import duration, usd
+from echo2.report.tables import Table, set_aside_table, tasks_table
 from echo2.report.timeline import timeline_chart
+from echo2.report.visible import visible
 from echo2.transport.messages import RunStatus
 
 EVENTS_SHOWN = 200
@@ -38,20 +39,11 @@ DECISIONS = {
     "machine_may_still_cost": "could not stop {machine} of {pool}: it may still cost",
 }
 
-BIDIRECTIONAL_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""They reorder the text around them; the joiners that scripts and emoji need are not among them."""
-
 
 class Tile(NamedTuple):
     label: str
     value: str
     note: str
-
-
-class Table(NamedTuple):
-    title: str
-    head: tuple[str, ...]
-    rows: Sequence[Sequence[str]]
 
 
 class EventRow(NamedTuple):
@@ -81,6 +73,8 @@ def render_report(run: RunFolder, status: RunStatus | None = None) -> str:
     environment.filters["visible"] = visible
     tables = [
         _summary_table(run),
+        tasks_table(run),
+        set_aside_table(run),
         _cost_table(run),
         *([_workers_table(status.workers)] if status and status.workers else []),
         _decisions_table(run.events),
@@ -104,17 +98,6 @@ def staleness_budget(config: Mapping[str, Any]) -> int | None:
         return 0 if mode == "sync" else 1
     budget = config.get("staleness", {}).get("budget")
     return budget if isinstance(budget, int) else None
-
-
-def visible(text: str) -> str:
-    """``text`` with control characters and bidirectional marks shown as symbols, so that none can act."""
-    return "".join(character if _is_harmless(character) else "\N{REPLACEMENT CHARACTER}" for character in text)
-
-
-def _is_harmless(character: str) -> bool:
-    return character in "\n\t" or (
-        unicodedata.category(character) not in ("Cc", "Cs") and character not in BIDIRECTIONAL_MARKS
-    )
 
 
 def _subtitle(run: RunFolder) -> str:
@@ -170,6 +153,7 @@ def _summary_table(run: RunFolder) -> Table:
         ("… refused", f"{last.refused:,}" + (f" ({refused})" if refused else "")),
         ("… failed", f"{last.failed:,}"),
         ("Unattributed, outside the sum", f"{last.unattributed:,}"),
+        *_rescored_rows(last),
         ("Groups dropped", f"{last.groups_dropped:,}"),
         ("Cost of a step, mean", usd(last.cost_usd / len(run.metrics))),
         ("Staleness budget S", "unknown" if budget is None else str(budget)),
@@ -182,6 +166,13 @@ def _summary_table(run: RunFolder) -> Table:
         newest, reward = scored[-1]
         rows.append(("Held-out reward", f"{reward:.3f} at version {newest.version}, {newest.prompts} prompts"))
     return Table("Numbers", (), rows)
+
+
+def _rescored_rows(last: StepMetrics) -> list[tuple[str, str]]:
+    if not last.rescored and not last.rescoring_failed:
+        return []
+    failed = f", {last.rescoring_failed:,} could not be scored" if last.rescoring_failed else ""
+    return [("Rewards scored again", f"{last.rescored:,}, of which {last.rescored_differing:,} differ{failed}")]
 
 
 def _length(tokens: float | None) -> str:

@@ -69,6 +69,7 @@ class _Page(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from _of_status(self._status)
         yield from _of_workers(self._status.workers)
+        yield _of_set_aside(self._status.set_aside)
         if self._metrics is not None:
             yield from _of_metrics(self._metrics)
         for name, value in sorted(self._counters.items()):
@@ -113,11 +114,28 @@ def _of_workers(workers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     yield reachable
 
 
+def _of_set_aside(workers: Iterable[Mapping[str, Any]]) -> Metric:
+    labels = ["worker", "name", "reason"]
+    gauge = GaugeMetricFamily(
+        "echo2_worker_set_aside", "1 for a worker whose work is not taken any more", labels=labels
+    )
+    for row in workers:
+        gauge.add_metric([str(row.get(label, "")) for label in ("id", "name", "reason")], 1)
+    return gauge
+
+
 def _of_metrics(metrics: StepMetrics) -> Iterator[Metric]:
     for field, name, text in _GAUGES:
         value = getattr(metrics, field)
         if value is not None:
             yield _gauge(name, text, value)
+    for title, by_task in (
+        ("reward", metrics.reward_by_task), ("rows", metrics.rows_by_task), ("pass_ratio", metrics.pass_share_by_task)
+    ):  # fmt: skip
+        family = GaugeMetricFamily(f"echo2_task_{title}", "Of the rows judged for the last step", labels=["task"])
+        for task, number in sorted(by_task.items()):
+            family.add_metric([task], float(number))
+        yield family
     yield CounterMetricFamily("echo2_cost_usd", "USD spent so far", value=metrics.cost_usd)
     refused = CounterMetricFamily("echo2_refused_rows", "Refused rows by verdict", labels=["verdict"])
     for verdict, count in sorted(metrics.refused_by.items()):

@@ -212,6 +212,7 @@ _SECTION_OF = {
     ),
     "pool": ("mu_pool_per_s", "mu_target_per_s", "mu_min_per_s", "mu_min_overlapped_per_s", "workers_active"),
     "rows": ("generated", "trained", "expired", "refused", "buffered", "failed", "unattributed"),
+    "rescoring": ("rescored", "rescored_differing", "rescoring_failed", "workers_set_aside"),
     "groups": ("groups_dropped", "zero_variance_groups"),
     "length": ("length_mean", "truncated_share", "expired_length_mean"),
     "cost": ("cost_usd", "step_cost_usd", "usd_per_h"),
@@ -228,6 +229,8 @@ def _scalars(metrics: StepMetrics) -> Iterator[tuple[str, float]]:
                 yield f"{section}/{field}", float(value)
     for section, group in (
         ("reward_by_task", metrics.reward_by_task),
+        ("rows_by_task", metrics.rows_by_task),
+        ("pass_share_by_task", metrics.pass_share_by_task),
         ("refused_by", metrics.refused_by),
         ("learner", metrics.learner),
     ):

@@ -19,6 +19,8 @@ NAME = f"{__name__}:Coin"
 
 
 class Coin(Task):
+    verifiable = False  # it would only cost the simulation time
+
     def size(self, split: Split) -> int | None:
         return None
 

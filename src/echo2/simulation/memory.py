@@ -23,6 +23,8 @@ from echo2.coordinator.operations import (
     MetricsDropped,
     MetricsPut,
     Operation,
+    Outcast,
+    OutcastPut,
     Peer,
     PeerPut,
     RunPut,
@@ -65,6 +67,7 @@ class MemoryStore:
         self._assets: tuple[AssetFile, ...] = ()
         self._tokens: dict[str, Token] = {}
         self._peers: dict[str, Peer] = {peer.peer_id: peer for peer in peers}
+        self._outcasts: dict[str, Outcast] = {}
         self.metrics: dict[int, bytes] = {}
         self.evals: dict[int, bytes] = {}
 
@@ -103,6 +106,7 @@ class MemoryStore:
                 assets=self._assets,
                 tokens=tuple(self._tokens.values()),
                 peers=tuple(self._peers.values()),
+                outcasts=tuple(self._outcasts.values()),
             )
         )
 
@@ -146,6 +150,8 @@ class MemoryStore:
                 self._tokens[token.digest] = token
             case PeerPut(peer):
                 self._peers[peer.peer_id] = peer
+            case OutcastPut(outcast):
+                self._outcasts[outcast.worker_id] = outcast
             case _:
                 raise AssertionError(f"a store must know {type(operation).__name__}")
 

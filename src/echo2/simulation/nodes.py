@@ -99,6 +99,9 @@ class NodeRelays:
         self._relays[name] = relay
         self._make(name, f.Source(SEED, SEED, 1))
 
+    async def expel(self, peer_id: str) -> None:
+        self.leave(peer_id)
+
     def leave(self, name: str) -> None:
         """Nothing it sends arrives any more; others find out by its silence."""
         self._nodes.pop(name, None)

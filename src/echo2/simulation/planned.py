@@ -111,6 +111,9 @@ class PlannedRelays:
         self._reachable[name] = line.link.reachable
         self._relays[name] = relay
 
+    async def expel(self, peer_id: str) -> None:
+        self.leave(peer_id)
+
     def leave(self, name: str) -> None:
         """Its children are fed by others, after a while."""
         self._relays.pop(name, None)

@@ -32,6 +32,7 @@ from echo2.simulation.nodes import NodeRelays
 from echo2.simulation.pausing import PausingEngine
 from echo2.simulation.planned import PlannedRelays
 from echo2.simulation.relaying import Relayed, Relays
+from echo2.simulation.scoring import ScoredAtOnce
 from echo2.simulation.shelf import MemoryShelf
 from echo2.simulation.snapshots import MemoryStock, ModelledPacker, SharedTerms
 from echo2.simulation.sources import DirectLine, NoRelays
@@ -64,7 +65,7 @@ def make_relays(config: Config, model: WorldModel, home: Access, shelf: MemorySh
 async def coordinator(world: World) -> Coordinator:
     """A new life, from what the last one made durable."""
     config, clock = world.config, VirtualClock(world.model.home_skew_s)
-    weighted = [(world.tasks[section.name], section.weight) for section in config.tasks]
+    weighted = [(world.tasks[section.called], section.weight) for section in config.tasks]
 
     def pools(invite: Invite, benches: Benches) -> Sequence[Pool]:
         standby = [section for section in config.pools if section.kind == "standby"]
@@ -78,7 +79,7 @@ async def coordinator(world: World) -> Coordinator:
         config, world.store, await world.store.load(), world.shelf, PromptCursor(weighted, config.run.seed), clock,
         world.ids, world.events.of(COORDINATOR), world.lines, world.relays or NoRelays(), run_id=RUN_ID,
         snapshot_public_key=PUBLIC_KEY, pools=pools,
-        longest_wait_s=MAX_WAIT_S if world.model.plays_heartbeats else LONGEST_POLL_S,
+        longest_wait_s=MAX_WAIT_S if world.model.plays_heartbeats else LONGEST_POLL_S, scorer=ScoredAtOnce(world.tasks),
     )  # fmt: skip
 
 

@@ -134,6 +134,8 @@ class NoRelays:
 
     async def withdraw(self, root: str) -> None: ...
 
+    async def expel(self, peer_id: str) -> None: ...
+
     async def certify(self, peer_id: str, public_key_pem: bytes) -> RelayCertificate:
         return RelayCertificate(b"", b"", "", 0)
 

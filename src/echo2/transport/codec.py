@@ -18,6 +18,7 @@ from echo2.errors import (
     IntegrityError,
     Malformed,
     Refused,
+    SetAside,
     Starved,
     TransportError,
     Unauthorised,
@@ -105,7 +106,7 @@ def error_of(status: int, body: bytes) -> Echo2Error:
         told = msgspec.msgpack.decode(body, type=ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError):
         told = ErrorBody("", f"the coordinator answered HTTP {status}")
-    known = {c.__name__: c for c in (Refused, Malformed, Unauthorised, Fenced, IntegrityError)}
+    known = {c.__name__: c for c in (Refused, Malformed, Unauthorised, SetAside, Fenced, IntegrityError)}
     if told.error in known and status < 500:
         return known[told.error](told.message)
     if told.error == Busy.__name__:
@@ -118,6 +119,7 @@ def error_of(status: int, body: bytes) -> Echo2Error:
 def status_of(error: Echo2Error) -> tuple[int, ErrorBody]:
     """The HTTP status and body that say ``error`` to the other side; the inverse of ``error_of``."""
     statuses: tuple[tuple[type[Echo2Error], int], ...] = (
+        (SetAside, 403),
         (Unauthorised, 401),
         (Fenced, 409),
         (Malformed, 400),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from echo2.transport.base_messages import Reply, Request
 from echo2.types import Policy
 
@@ -33,6 +35,10 @@ class RunStatus(Reply, frozen=True):
     counts: dict[str, int]
     workers: tuple[dict[str, Any], ...]
     problem: str = ""
+    set_aside: tuple[dict[str, Any], ...] = ()
+    """Workers whose work is not taken any more: id, name, reason and wall_time."""
+    rescored: dict[str, int] = msgspec.field(default_factory=dict)
+    """Rewards scored again: ``checked``, ``differing`` and ``failed``."""
 
 
 class StopRun(Request, frozen=True):

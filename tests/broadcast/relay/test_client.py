@@ -95,11 +95,12 @@ async def test_orders_reach_the_relay_and_words_come_back(stand: Stand) -> None:
 async def test_a_relay_that_dies_is_told_everything_again_and_a_bring_goes_on(stand: Stand) -> None:
     async with stand.client("dies_once") as relay:
         await relay.hold(["a" * 64])
+        await relay.expel("w7")
         await relay.publish(stand.published.signed, stand.published.path)
         await soon(lambda: relay.tally.sent_bytes == 10)
         port = relay.port
         assert await relay.bring(stand.published.signed) == stand.folder / "object"
-        assert stand.told(life=1) == ["Hold", "Publish", "Bring"]
+        assert stand.told(life=1) == ["Expel", "Hold", "Publish", "Bring"]
         assert relay.port == port, "others know the old one"
         assert relay.restarts == 1
         await soon(lambda: relay.tally.sent_bytes == 20)  # counts of both lives

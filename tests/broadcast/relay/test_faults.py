@@ -278,6 +278,19 @@ def test_a_node_that_joins_in_the_middle_gets_everything(keys: RunKeys) -> None:
 # ---- strangers and forgers -------------------------------------------------------------------------------------------
 
 
+def test_a_node_that_was_expelled_gets_nothing_more_and_holds_nobody_up(keys: RunKeys) -> None:
+    with chain(keys, {"w1": SEED, "w2": SEED}) as swarm:
+        outcast, other = swarm.here("w1"), swarm.here("w2")
+        first, second = one_mib(keys), one_mib(keys, 2)
+        swarm.publish(first, after=2)
+        await_all(first, outcast, other)
+        swarm.seed.order(c.Expel("w1"))
+        swarm.publish(second)
+        await_all(second, other)
+        assert outcast.share(second) == 0.0
+        assert not outcast.has(second)
+
+
 def test_strangers_without_the_runs_certificate_are_turned_away_and_hold_nobody_up(
     keys: RunKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,14 @@ def test_one_peer_has_at_most_so_many_connections_and_others_have_theirs(wires: 
     assert len({wire.number for wire in [*made, other] if wire is not None}) == MOST_WIRES_PER_PEER + 1
 
 
+def test_a_peer_that_was_expelled_is_hung_up_on_and_not_taken_again(wires: Wires) -> None:
+    mine, others = [wires.make(greeted("a"), ENDS) for _ in range(2)], wires.make(greeted("b"), ENDS)
+    assert wires.expel("a") == mine
+    assert wires.make(greeted("a"), ENDS) is None
+    assert wires.make(greeted("b"), ENDS) is not None
+    assert others in wires.all()
+
+
 def test_a_connection_that_ended_makes_room_once(wires: Wires) -> None:
     first = wires.make(greeted("a"), ENDS)
     assert first is not None

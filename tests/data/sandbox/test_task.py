@@ -11,7 +11,7 @@ from chat_tokenizer import PLAIN, save_tokenizer
 from games import CHAT, Sampler, calls, games, ids, mask, sandbox_task
 
 from echo2.config.sections import TaskSection
-from echo2.data.inspect import check
+from echo2.data.inspect import check, show
 from echo2.data.registry import load_task
 from echo2.data.sandbox.log import encode_logs, messages_of, read_logs
 from echo2.data.template_chat import TemplateChat
@@ -61,6 +61,21 @@ async def test_the_papers_turn_mask_is_ours_but_for_what_the_template_writes(
     headers = {"bytes": {"<start>assistant<0x0A>"}, "chatml": {"<|im_start|>assistant\n<think>\n\n</think>\n\n", "\n"}}
     assert texts == headers[template]
     assert sum(ours) > 0
+
+
+@pytest.mark.parametrize("sandbox", ["poker", "moba"])
+@pytest.mark.parametrize("template", ["bytes", "chatml"])
+async def test_what_is_shown_of_a_game_are_the_tokens_and_the_mask_of_its_record(
+    sandbox: str, template: str, tmp_path: Path
+) -> None:
+    chat = CHAT if template == "bytes" else TemplateChat(save_tokenizer(tmp_path, PLAIN))
+    task = sandbox_task(sandbox=sandbox)
+    for index in range(3):
+        shown = show(task, chat, index)
+        said = [message["content"] for message in shown.turns if message["role"] == "assistant"]
+        (trajectory,) = await games(task, task.prompt("train", index), Sampler(*said, chat=chat))
+        assert [row.token_id for row in shown.tokens] == ids(trajectory)
+        assert [row.sampled for row in shown.tokens] == mask(trajectory)
 
 
 async def test_b05_what_happened_between_two_turns_is_one_message_in_rollout_and_training() -> None:

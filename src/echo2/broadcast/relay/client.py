@@ -62,6 +62,7 @@ class RelayClient:
         self._failures = 0
         self._why_down = ""
         self._published: dict[str, c.Publish] = {}
+        self._expelled: dict[str, c.Expel] = {}
         self._held: c.Hold | None = None
         self._wanted: dict[str, tuple[c.Bring, set[Future[Path]]]] = {}
         self._earlier = self._newest = c.Tally(0, 0, 0, {})
@@ -136,6 +137,11 @@ class RelayClient:
         self._give_up(root, "it was withdrawn")
         self._send(c.Withdraw(root))
 
+    async def expel(self, node_id: str) -> None:
+        """Seed: nothing more goes to this node or comes from it."""
+        self._expelled[node_id] = c.Expel(node_id)
+        self._send(self._expelled[node_id])
+
     async def hold(self, decoded_roots: Sequence[str]) -> None:
         """Node: the snapshots that lie decoded on this machine, all of them."""
         self._held = c.Hold(tuple(decoded_roots))
@@ -209,6 +215,8 @@ class RelayClient:
             self._events.emit("relay_restarted", why=self._why_down, restarts=self.restarts, port=self.port)
 
     def _say_it_all(self) -> None:
+        for expel in self._expelled.values():
+            self._send(expel)
         if self._held is not None:
             self._send(self._held)
         for publish in self._published.values():

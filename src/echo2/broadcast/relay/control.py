@@ -64,6 +64,12 @@ class Withdraw(Order, frozen=True):
     root: str
 
 
+class Expel(Order, frozen=True):
+    """Seed: talk to this node no more, and let nobody feed it or be fed by it."""
+
+    node_id: str
+
+
 class Hold(Order, frozen=True):
     """Node: the snapshots that lie decoded on this machine, by decoded root; replaces what was said before."""
 
@@ -151,5 +157,5 @@ class Tally(Word, frozen=True):
     bound_s: float = 0.0
 
 
-AnyOrder = Open | Publish | Withdraw | Hold | Bring
+AnyOrder = Open | Publish | Withdraw | Expel | Hold | Bring
 AnyWord = Listening | Alive | Whole | Announced | Stuck | Event | Tally

@@ -89,6 +89,10 @@ class RelayShell:
                     self._node.withdraw(root)
                     if self._seed is not None:
                         self._seed.withdraw(root)
+            case c.Expel(node_id):
+                with self._lock:
+                    for wire in self._wires.expel(node_id):
+                        wire.hang_up("the run set this node aside")
             case c.Hold(roots):
                 with self._lock:
                     self._node.hold(roots)

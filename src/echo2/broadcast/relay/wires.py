@@ -20,11 +20,15 @@ class Wires:
     def __init__(self) -> None:
         self._wires: dict[int, Wire] = {}
         self._by_peer: Counter[str] = Counter()
+        self._peers: dict[int, str] = {}
+        self._expelled: set[str] = set()
         self._made = 0
 
     def make(self, greeted: Greeted, ends: Ends) -> Wire | None:
-        """None when there are too many."""
+        """None when there are too many, and for a peer that was expelled."""
         if len(self._wires) >= MOST_WIRES or self._by_peer[greeted.peer] >= MOST_WIRES_PER_PEER:
+            return None
+        if greeted.peer in self._expelled:
             return None
         try:
             wire = Wire(self._made + 1, greeted.sock, ends)
@@ -33,12 +37,19 @@ class Wires:
         self._made += 1
         self._wires[wire.number] = wire
         self._by_peer[greeted.peer] += 1
+        self._peers[wire.number] = greeted.peer
         return wire
+
+    def expel(self, peer: str) -> list[Wire]:
+        """No connection of this peer is taken any more; those that it has, to be hung up."""
+        self._expelled.add(peer)
+        return [wire for number, wire in self._wires.items() if self._peers[number] == peer]
 
     def forget(self, wire: Wire, peer: str) -> None:
         """It ended."""
         if self._wires.pop(wire.number, None) is not None:
             self._by_peer[peer] -= 1
+            del self._peers[wire.number]
 
     def get(self, number: int) -> Wire | None:
         return self._wires.get(number)

@@ -140,6 +140,10 @@ class Maths(Task):
             return decided
         return _score_of(await grader().compare_soon(*decided))
 
+    def agrees(self, ours: Score, theirs: Score) -> bool:
+        """What is too costly depends on the machine, so it proves nothing against a worker."""
+        return super().agrees(ours, theirs) or TOO_COSTLY in (ours, theirs)
+
     def gold_reply(self, prompt: Prompt) -> str:
         return rf"\boxed{{{prompt.content['gold']}}}"
 

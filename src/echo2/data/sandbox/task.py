@@ -24,7 +24,7 @@ from echo2.data.sandbox.keys import Normalise, normalisation_key
 from echo2.data.sandbox.log import Entry, GameLog, messages_of
 from echo2.data.sandbox.opponents import POLICY, Opponents
 from echo2.data.sandbox.play import briefing, play
-from echo2.data.sandbox.players import Speaker
+from echo2.data.sandbox.players import BotPlayer, Speaker
 from echo2.data.sandbox.recorded import Recorded, log_at, recite
 from echo2.data.sandbox.sandbox import Fault, Sandbox, Turn
 from echo2.data.sandbox.table import Game, compare
@@ -112,22 +112,43 @@ class SandboxTask(Task):
         """The rules and the first state the seat gets where rule bots sit; models are taken to do the default."""
         if "logs" in prompt.content:
             return messages_of(log_at(prompt, 0))[:2]
-        _, turn = self._opening(prompt)
+        _, turn, _ = self._opening(prompt)
         return [{"role": "system", "content": self._rules}, {"role": "user", "content": turn.state}]
 
     def score(self, prompt: Prompt, reply: str) -> Score:
         """Whether a first reply is a legal action: 1 or 0. A whole game is scored by ``rollout``."""
         if "logs" in prompt.content:
             return Score(1.0, "recorded")
-        game, _ = self._opening(prompt)
+        game, _, _ = self._opening(prompt)
         done = game.step(reply)
         return Score(0.0, done.status) if isinstance(done, Fault) else Score(1.0, "legal")
 
     def gold_reply(self, prompt: Prompt) -> str | None:
         if "logs" in prompt.content:
             return log_at(prompt, 0).entries[0].action
-        game, turn = self._opening(prompt)
-        return game.bots[self._teacher](turn.view, Random(f"teacher/{prompt.content['deal']}"))
+        game, turn, _ = self._opening(prompt)
+        return self._taught(game, turn, self._teacher_draw(prompt))
+
+    def gold_turns(self, prompt: Prompt) -> list[Message]:
+        """The whole game as the teacher plays it; models at the table are taken to do the default."""
+        if "logs" in prompt.content:
+            return messages_of(log_at(prompt, 0))[2:]
+        game, turn, bots = self._opening(prompt)
+        draw, seat = self._teacher_draw(prompt), turn.seat
+        messages: list[Message] = []
+        coming: Turn | None = turn
+        while coming is not None:
+            bot = bots[coming.seat]
+            if coming.seat == seat:
+                reply = self._taught(game, coming, draw)
+                asked: list[Message] = [{"role": "user", "content": coming.state}] if messages else []
+                messages += [*asked, {"role": "assistant", "content": reply}]
+            else:
+                reply = coming.default if bot is None else bot.answer(coming)
+            done = game.step(reply)
+            assert not isinstance(done, Fault), "bots say what is legal"
+            coming = done.turn
+        return messages
 
     # ---- episodes ----------------------------------------------------------------------------------------------
 
@@ -206,8 +227,15 @@ class SandboxTask(Task):
         gain, likeness = game.gain(seat), game.likeness(seat)
         return GameLog(self._sandbox, seed, seat, names, self._rules, entries, gain, likeness)
 
-    def _opening(self, prompt: Prompt) -> tuple[Sandbox, Turn]:
-        """A game in which it is the seat's first turn."""
+    def _taught(self, game: Sandbox, turn: Turn, draw: Random) -> str:
+        return game.bots[self._teacher](turn.view, draw)
+
+    @staticmethod
+    def _teacher_draw(prompt: Prompt) -> Random:
+        return Random(f"teacher/{prompt.content['deal']}")
+
+    def _opening(self, prompt: Prompt) -> tuple[Sandbox, Turn, list[BotPlayer | None]]:
+        """A game in which it is the seat's first turn, and the bots at its table."""
         seat, names = prompt.content["seat"], prompt.content["players"]
         for again in range(MOST_DEALS):
             game, seed = self._new(), _again(prompt.content["deal"], again)
@@ -219,7 +247,7 @@ class SandboxTask(Task):
                 assert not isinstance(done, Fault), "bots say what is legal"
                 turn = done.turn
             if turn is not None:
-                return game, turn
+                return game, turn, bots
         raise _never(seat)
 
     async def _play(self, prompt: Prompt, talk: Talk) -> tuple[GameLog, float, int]:
