@@ -13,10 +13,11 @@ from echo2.cli.output import JsonFlag, print_json
 if TYPE_CHECKING:
     from echo2.data.chat import ChatFormat
     from echo2.data.task import Score, Split, Task
+    from echo2.types import Prompt
 
 app = typer.Typer(help="Look at a task's prompts, check it on its gold answers, score a reply.", no_args_is_help=False)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A registered task, or module:Class.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A registered task, gym/environment, or module:Class.")]
 Options = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Option of the task, e.g. path=rows.jsonl; repeatable."),
@@ -28,14 +29,17 @@ _SPLITS: tuple[Split, ...] = ("train", "eval")
 
 
 @app.command("list")
-def list_tasks(as_json: JsonFlag = False) -> None:
-    """Registered tasks."""
-    from echo2.data.registry import task_names
+def list_tasks(
+    family: Annotated[
+        str | None, typer.Argument(metavar="[GYM]", help="A gym, whose environments are then listed.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Registered tasks, or the environments of a gym that are installed here."""
+    from echo2.data.registry import environment_names, task_names
 
-    if as_json:
-        print_json({"tasks": task_names()})
-    else:
-        print("\n".join(task_names()))
+    names = task_names() if family is None else environment_names(family)
+    print_json({"tasks": names}) if as_json else print("\n".join(names))
 
 
 @app.command("show")
@@ -67,7 +71,7 @@ def check(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Prompts of each split to check.")] = 200,
     as_json: JsonFlag = False,
 ) -> None:
-    """Score the gold replies of a task's prompts; exit code 1 unless each gets full marks."""
+    """Score the gold replies of a task's prompts; exit code 1 unless each gets full marks and each prompt repeats."""
     from echo2.data import inspect
 
     task = _task(name, options)
@@ -76,6 +80,11 @@ def check(
         f"{prompt_id}: the gold reply {reply!r} must get reward 1, got {_judged(score)}"
         for checked in found.values()
         for prompt_id, reply, score in checked.failures
+    ]
+    faults += [
+        f"{prompt_id}: the prompt must be the same whenever it is asked for, it was another the second time"
+        for checked in found.values()
+        for prompt_id in checked.unsteady
     ]
     facts = {
         "ok": not faults and any(checked.passed for checked in found.values()),
@@ -93,14 +102,21 @@ def check(
 @app.command("score")
 def score(
     name: Name,
-    gold: Annotated[str, typer.Option("--gold", help="The right answer.")],
     reply: Annotated[str, typer.Option("--reply", help="The reply to score.")],
+    gold: Annotated[str | None, typer.Option("--gold", help="The right answer.")] = None,
+    index: Annotated[int | None, typer.Option("--index", min=0, help="A prompt, in place of a right answer.")] = None,
+    split: SplitOption = "train",
     options: Options = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Score one reply against a gold answer, as training and evaluation do."""
+    """Score one reply against a gold answer or to one of the task's prompts, as training and evaluation do."""
+    from echo2.errors import UserError
+
+    if (gold is None) == (index is None):
+        raise UserError("a reply must be scored against --gold or to the prompt --index, give one of them")
     task = _task(name, options)
-    judged = task.score(task.prompt_for_gold(gold), reply)
+    prompt = task.prompt_for_gold(gold) if gold is not None else _prompt(task, _split(split), index or 0)
+    judged = task.score(prompt, reply)
     print_json({"reward": judged.reward, "status": judged.status}) if as_json else print(
         f"{judged.reward:g} {judged.status}"
     )
@@ -152,6 +168,15 @@ def _split(name: str) -> Split:
     if name == "eval":
         return "eval"
     raise typer.BadParameter(f"--split must be train or eval, got {name}")
+
+
+def _prompt(task: Task, split: Split, index: int) -> Prompt:
+    from echo2.errors import UserError
+
+    size = task.size(split)
+    if size is not None and index >= size:
+        raise UserError(f"--index must be below {size}, the prompts of the split {split}, got {index}")
+    return task.prompt(split, index)
 
 
 def _indices(task: Task, split: Split, count: int) -> range:

@@ -33,10 +33,13 @@ class Check(msgspec.Struct, frozen=True):
     without_gold: int
     failures: list[tuple[str, str, Score | str]]
     """(prompt id, gold reply, its score or the error)"""
+    unsteady: list[str] = []
+    """Prompts that were others when they were asked for again."""
 
     @property
     def passed(self) -> bool:
-        return self.checked > 0 and not self.failures
+        """Something was checked, and nothing is wrong with it."""
+        return self.checked + self.without_gold > 0 and not self.failures and not self.unsteady
 
 
 def show(task: Task, chat: ChatFormat, index: int, *, split: Split = "train", thinking: bool = False) -> Shown:
@@ -55,12 +58,15 @@ def token_rows(chat: ChatFormat, segments: Sequence[tuple[Sequence[int], bool]])
 
 
 def check(task: Task, count: int, *, split: Split = "train") -> Check:
-    """Score the gold replies of the first ``count`` prompts: each must get reward 1."""
+    """Score the gold replies of the first ``count`` prompts: each must get reward 1, and each prompt must repeat."""
     size = task.size(split)
     checked = without_gold = 0
     failures: list[tuple[str, str, Score | str]] = []
+    unsteady: list[str] = []
     for index in range(count if size is None else min(count, size)):
         prompt = task.prompt(split, index)
+        if task.prompt(split, index) != prompt:
+            unsteady.append(prompt.prompt_id)
         reply = task.gold_reply(prompt)
         if reply is None:
             without_gold += 1
@@ -73,4 +79,4 @@ def check(task: Task, count: int, *, split: Split = "train") -> Check:
             continue
         if score.reward != 1.0:
             failures.append((prompt.prompt_id, reply, score))
-    return Check(checked, without_gold, failures)
+    return Check(checked, without_gold, failures, unsteady)
