@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,8 +25,14 @@ WITHOUT_GOLD = {
     "rush_hour": "any moves that free the car are right; the library keeps none",
 }
 """Environments whose problems come without a right answer."""
-CONFIGS = {"composite": {"datasets": [{"name": "chain_sum"}, {"name": "leg_counting", "weight": 2.0}]}}
+CONFIGS: dict[str, dict[str, Any]] = {"composite": {"datasets": [{"name": "chain_sum"}, {"name": "leg_counting", "weight": 2.0}]}}
 """What has no configuration of its own by default."""
+SMALL: dict[str, dict[str, Any]] = {
+    "knight_swap": {"max_nodes": 7, "min_pieces": 1, "max_pieces": 1, "min_steps": 2, "max_steps": 6},
+    "zebra_puzzles": {"num_people": 3, "num_characteristics": 3},
+    "futoshiki": {"max_board_size": 4},
+}
+"""Of what takes long to make by default."""
 
 
 def task_of(name: str, **options: object) -> Task:
@@ -35,10 +43,10 @@ def over_the_wire(prompt: Prompt) -> Prompt:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(prompt), type=Prompt)
 
 
-def faults_of(name: str, split: Split, count: int) -> list[str]:
+def faults_of(name: str, split: Split, count: int, configs: Mapping[str, dict[str, Any]]) -> list[str]:
     """What is wrong with the first prompts of an environment."""
     environment = name.partition("/")[2]
-    config = CONFIGS.get(environment)
+    config = configs.get(environment)
     task = task_of(name, **({} if config is None else {"config": config}))
     faults = []
     for index in range(count):
@@ -60,14 +68,16 @@ def test_every_environment_repeats_its_prompts_and_pays_its_gold_answers_in_full
     names = environment_names("reasoning_gym")
 
     assert len(names) >= 100
-    assert [fault for name in names for fault in faults_of(name, "train", 1)] == []
+    assert [fault for name in names for fault in faults_of(name, "train", 1, CONFIGS | SMALL)] == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_every_environment_keeps_its_word_over_many_prompts(split: Split) -> None:
-    assert [fault for name in environment_names("reasoning_gym") for fault in faults_of(name, split, 8)] == []
+    names = environment_names("reasoning_gym")
+
+    assert [fault for name in names for fault in faults_of(name, split, 8, CONFIGS)] == []
 
 
 def test_held_out_questions_are_never_trained_on_even_where_there_are_few() -> None:
