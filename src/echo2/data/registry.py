@@ -42,7 +42,10 @@ def task_names() -> list[str]:
 
 
 def environment_names(family: str) -> list[str]:
-    """Names of the tasks that a gym makes of its environments, sorted. Raises ConfigError where the family is no gym or its library is missing."""
+    """Names of the tasks that a gym makes of its environments, sorted.
+
+    Raises ConfigError where the family is no gym or its library is missing.
+    """
     kind = _find(family)
     if not issubclass(kind, Gym):
         raise ConfigError(f"{family} must be a gym to have environments of its own; run echo2 task show {family}")

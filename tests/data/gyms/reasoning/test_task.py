@@ -25,7 +25,9 @@ WITHOUT_GOLD = {
     "rush_hour": "any moves that free the car are right; the library keeps none",
 }
 """Environments whose problems come without a right answer."""
-CONFIGS: dict[str, dict[str, Any]] = {"composite": {"datasets": [{"name": "chain_sum"}, {"name": "leg_counting", "weight": 2.0}]}}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "composite": {"datasets": [{"name": "chain_sum"}, {"name": "leg_counting", "weight": 2.0}]}
+}
 """What has no configuration of its own by default."""
 SMALL: dict[str, dict[str, Any]] = {
     "knight_swap": {"max_nodes": 7, "min_pieces": 1, "max_pieces": 1, "min_steps": 2, "max_steps": 6},
@@ -82,7 +84,9 @@ def test_every_environment_keeps_its_word_over_many_prompts(split: Split) -> Non
 
 def test_held_out_questions_are_never_trained_on_even_where_there_are_few() -> None:
     task = task_of("reasoning_gym/coin_flip", config={"min_trials": 1, "max_trials": 2})
-    seen = {split: {task.prompt(split, index).content["question"] for index in range(60)} for split in ("train", "eval")}
+    seen = {
+        split: {task.prompt(split, index).content["question"] for index in range(60)} for split in ("train", "eval")
+    }
 
     assert len(seen["train"]) > 3
     assert seen["train"].isdisjoint(seen["eval"])
@@ -93,8 +97,7 @@ def test_an_environment_with_too_few_questions_to_hold_some_out_says_so() -> Non
     task = task_of("reasoning_gym/count_bits", config={"min_n": 1, "max_n": 1})
 
     with pytest.raises(UserError, match="must have enough different questions to hold some out"):
-        for split in ("train", "eval"):
-            task.prompt(split, 0)
+        _ = [task.prompt(split, 0) for split in ("train", "eval")]
 
 
 def test_other_seeds_give_other_problems_and_names_the_same_ones() -> None:

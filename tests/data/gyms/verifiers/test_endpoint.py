@@ -36,7 +36,11 @@ async def test_a_streamed_turn_is_the_same_one() -> None:
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [({"messages": []}, "must add to the conversation"), ([1], "must be a chat completion's"), ({"messages": [3]}, "cannot be read")],
+    [
+        ({"messages": []}, "must add to the conversation"),
+        ([1], "must be a chat completion's"),
+        ({"messages": [3]}, "cannot be read"),
+    ],
 )
 async def test_what_is_no_next_turn_is_refused_and_the_reason_kept(body: object, words: str) -> None:
     async with serve(echo) as endpoint, aiohttp.ClientSession() as session:

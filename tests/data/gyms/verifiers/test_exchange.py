@@ -34,7 +34,13 @@ def test_a_request_adds_what_is_new_since_the_last_reply() -> None:
 def test_content_in_parts_and_other_names_of_a_role_are_the_same_message() -> None:
     exchange = Exchange()
 
-    exchange.asked({"messages": [{"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]}]})
+    exchange.asked(
+        {
+            "messages": [
+                {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]}
+            ]
+        }
+    )
     reply = exchange.said("Yes")
     assert exchange.asked({"messages": [system("Be brief."), reply, user("2?")]}) == [user("2?")]
 
@@ -88,7 +94,9 @@ def test_tools_are_declared_called_and_answered_in_words() -> None:
     assert first["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert first["id"] != second["id"]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "2"} for call in (first, second)]
-    more = exchange.asked({"messages": [system("Count."), user("1+1?"), reply, *results, user("Go on")], "tools": [TOOL]})
+    more = exchange.asked(
+        {"messages": [system("Count."), user("1+1?"), reply, *results, user("Go on")], "tools": [TOOL]}
+    )
     assert more == [
         user("<tool_response>\n2\n</tool_response>\n<tool_response>\n2\n</tool_response>"),
         user("Go on"),
@@ -97,7 +105,10 @@ def test_tools_are_declared_called_and_answered_in_words() -> None:
 
 def test_without_a_system_message_the_tools_make_one_and_without_tools_a_call_is_text() -> None:
     exchange = Exchange()
-    assert [part["role"] for part in exchange.asked({"messages": [user("1+1?")], "tools": [TOOL]})] == ["system", "user"]
+    assert [part["role"] for part in exchange.asked({"messages": [user("1+1?")], "tools": [TOOL]})] == [
+        "system",
+        "user",
+    ]
 
     plain = Exchange()
     plain.asked({"messages": [user("1+1?")]})
@@ -118,7 +129,9 @@ def test_a_call_that_cannot_be_read_stays_text(text: str) -> None:
     assert read_calls(text, 0) == (text, ())
 
 
-@given(st.lists(st.sampled_from([CALL, "<tool_call>no</tool_call>", " and ", "<tool_call>", "</tool_call>"]), max_size=6))
+@given(
+    st.lists(st.sampled_from([CALL, "<tool_call>no</tool_call>", " and ", "<tool_call>", "</tool_call>"]), max_size=6)
+)
 def test_whatever_a_reply_holds_it_is_recognised_when_it_is_repeated(parts: list[str]) -> None:
     exchange = Exchange()
     exchange.asked({"messages": [user("1+1?")], "tools": [TOOL]})

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 NOW = Policy(0, 0)
 
-SUMS = '''
+SUMS = """
 import verifiers.v1 as vf
 
 __all__ = ["Sums"]
@@ -59,9 +59,9 @@ class Sums(vf.Taskset[SumTask, SumConfig]):
             yield SumTask(
                 SumData(prompt=f"{i}+{i}?", system_prompt="Numbers only.", answer=str(2 * i)), self.config.task
             )
-'''
+"""
 
-DIALOGUE = '''
+DIALOGUE = """
 import verifiers.v1 as vf
 
 __all__ = ["Guesses", "GuessEnv"]
@@ -96,7 +96,7 @@ class Guesses(vf.Taskset[GuessTask, vf.TasksetConfig]):
         while True:
             yield GuessTask(GuessData(prompt="Guess my number.", secret=i % 7), self.config.task)
             i += 1
-'''
+"""
 
 TOOLS = '''
 import verifiers.v1 as vf
@@ -301,7 +301,11 @@ async def test_every_turn_extends_the_last_one_token_by_token_and_only_the_polic
     first, second, third = engine.prompts
     assert second[: len(first)] == first
     assert third[: len(second)] == second
-    assert [ByteChat().decode(segment.tokens.tolist()) for segment in record.segments if segment.sampled] == ["1", "6", "3"]
+    assert [ByteChat().decode(segment.tokens.tolist()) for segment in record.segments if segment.sampled] == [
+        "1",
+        "6",
+        "3",
+    ]
     assert "higher" in ByteChat().decode(second[len(first) :])
     assert "lower" in ByteChat().decode(third[len(second) :])
     assert record.omega["turns"] == 3
@@ -311,14 +315,15 @@ async def test_every_turn_extends_the_last_one_token_by_token_and_only_the_polic
 async def test_tools_are_called_by_the_policy_and_their_results_come_back() -> None:
     task = task_of("shop-tools")
     calls = "".join(
-        f'<tool_call>{{"name": "price", "arguments": {{"item": "{item}"}}}}</tool_call>' for item in ("tea", "cake")
+        f'<tool_call>{{"name": "till_price", "arguments": {{"item": "{item}"}}}}</tool_call>'
+        for item in ("tea", "cake")
     )
     talk = Replies(f"Let me ask. {calls}", "7")
 
     episode = await task.rollout(task.prompt("train", 0), talk)
 
     assert episode.score.reward == 1.0, talk.heard
-    assert "price" in talk.heard[0][0]["content"]
+    assert "till_price" in talk.heard[0][0]["content"]
     assert talk.heard[1] == [
         {"role": "user", "content": "<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response>"}
     ]
@@ -359,9 +364,9 @@ def test_a_reply_alone_is_no_dialogue() -> None:
 
 @pytest.mark.usefixtures("packages")
 def test_wrong_names_and_options_are_the_users_mistakes() -> None:
-    with pytest.raises(ConfigError, match="no environment 'vf-test-nothing' here.*install its package"):
+    with pytest.raises(ConfigError, match=r"no environment 'vf-test-nothing' here.*install its package"):
         task_of("nothing")
-    with pytest.raises(ConfigError, match="vf-test-sums must open with its args and settings.*count"):
+    with pytest.raises(ConfigError, match=r"vf-test-sums must open with its args and settings.*count"):
         task_of("sums", args={"count": "many"})
     with pytest.raises(ConfigError, match="the policy must play one agent, of assistant, user 2 have no model"):
         task_of("sums", settings={"id": "user-sim"})

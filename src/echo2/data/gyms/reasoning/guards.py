@@ -14,9 +14,12 @@ from typing import Any
 
 MOST_CHARS = 20_000
 FUNCTIONS = frozenset(
-    "sin cos tan sec csc cot asin acos atan sinh cosh tanh asinh acosh atanh exp log ln sqrt cbrt root Abs sign erf "
-    "erfi gamma Si Ci Ei li fresnels fresnelc Integral factorial Rational Integer Float Add Mul Pow Symbol pi E I".split()
-)
+    {
+        "sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
+        "atanh", "exp", "log", "ln", "sqrt", "cbrt", "root", "Abs", "sign", "erf", "erfi", "gamma", "Si", "Ci", "Ei",
+        "li", "fresnels", "fresnelc", "Integral", "factorial", "Rational", "Integer", "Float", "Add", "Mul", "Pow",
+    }
+)  # fmt: skip
 """What an answer of mathematics may call."""
 
 _NODES = (

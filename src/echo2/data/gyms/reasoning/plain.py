@@ -1,7 +1,7 @@
 """A problem's metadata as msgpack types, and back to what the library's scorer expects.
 
-Invariant: ``restored(plain(value)) == value``, types of containers included: a scorer may compare a board of tuples with
-a board of tuples, and a list would not equal it. What cannot be written is a TypeError, never silently changed.
+Invariant: ``restored(plain(value)) == value``, types of containers included: a scorer may compare boards of tuples, and
+a list would not equal one. What cannot be written is a TypeError, never silently changed.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Endpoint:
             return web.json_response(_completion("chat.completion", {"message": message, "finish_reason": finish}))
         calls = [{"index": place, **call} for place, call in enumerate(message.pop("tool_calls", []))]
         delta = message | ({"tool_calls": calls} if calls else {})
-        chunks = [{"delta": delta, "finish_reason": None}, {"delta": {}, "finish_reason": finish}]
+        chunks: list[dict[str, Any]] = [{"delta": delta, "finish_reason": None}, {"delta": {}, "finish_reason": finish}]
         events = [json.dumps(_completion("chat.completion.chunk", chunk)) for chunk in chunks]
         text = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
         return web.Response(text=text, content_type="text/event-stream")

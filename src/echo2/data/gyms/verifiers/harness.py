@@ -1,8 +1,8 @@
 """The chat loop that plays an environment's tasks: its tools, and no others.
 
-Invariant: it only ever appends: what a task says, the policy's replies as they came, what its tools returned. It runs in
-the process of the library instead of starting a program per episode, which verifiers allows as long as every call of the
-model goes through the endpoint it is given. A part of verifiers 0.4; only ``process.py`` imports it.
+Invariant: it only ever appends: what a task says, the policy's replies as they came, what its tools returned. It runs
+in the process of the library instead of starting a program per episode, which verifiers allows as long as every call of
+the model goes through the endpoint it is given. A part of verifiers 0.4; only ``process.py`` imports it.
 """
 
 from __future__ import annotations

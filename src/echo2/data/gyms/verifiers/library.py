@@ -129,8 +129,9 @@ class _Process:
             while data := os.read(self._child.stdout.fileno(), _READ_BYTES):
                 for told in inbox.feed(data):
                     with self._lock:
-                        last = not isinstance(told, Say)
-                        hearer = self._hearers.pop(told.number, _deaf) if last else self._hearers.get(told.number, _deaf)
+                        hearer = self._hearers.get(told.number, _deaf)
+                        if not isinstance(told, Say):
+                            self._hearers.pop(told.number, None)
                     hearer(told)
         self.is_gone = True
         with self._lock:

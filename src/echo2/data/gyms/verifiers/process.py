@@ -70,8 +70,8 @@ class Environment:
         free = [name for name, default in roles.items() if not (settings[name].get("model") or default.model)]
         if len(free) != 1:
             raise ValueError(
-                f"the policy must play one agent, of {', '.join(roles)} {len(free)} have no model of their own; give the"
-                f" others one: settings = {{ {next(iter(roles))} = {{ model = …, client = {{ base_url = … }} }} }}"
+                f"the policy must play one agent, of {', '.join(roles)} {len(free)} have no model of their own; give"
+                f" the others one: settings = {{ {next(iter(roles))} = {{ model = …, client = {{ base_url = … }} }} }}"
             )
         (self._role,) = free
         self._config = loaders.resolve_env_config(settings)

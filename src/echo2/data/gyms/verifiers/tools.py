@@ -1,8 +1,8 @@
 """Tools in words: how they are declared to the policy, how it calls them, how it hears what came of it.
 
-Invariant: pure. The policy sees text alone, in the form that Qwen and Hermes models are trained on, so any chat template
-will do: declarations in the system message, calls in ``<tool_call>`` tags, results in ``<tool_response>`` tags of a
-user's turn. A call that cannot be read is no call and stays in the reply's text.
+Invariant: pure. The policy sees text alone, in the form that Qwen and Hermes models are trained on, so any chat
+template will do: declarations in the system message, calls in ``<tool_call>`` tags, results in ``<tool_response>`` tags
+of a user's turn. A call that cannot be read is no call and stays in the reply's text.
 """
 
 from __future__ import annotations
