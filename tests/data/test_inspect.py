@@ -4,7 +4,7 @@ from echo2.config.sections import TaskSection
 from echo2.data.chat import ByteChat
 from echo2.data.inspect import check, show
 from echo2.data.registry import load_task
-from echo2.data.task import Score
+from echo2.data.task import Score, Split
 from echo2.data.tasks.arithmetic import Arithmetic
 from echo2.types import Prompt
 
@@ -31,3 +31,28 @@ def test_a_check_names_every_gold_reply_that_fails() -> None:
         "ValueError: ones are hard",
         0.5,
     }
+
+
+class Restless(Arithmetic):
+    def prompt(self, split: Split, index: int) -> Prompt:
+        self.asked = getattr(self, "asked", 0) + 1
+        return super().prompt(split, index + self.asked % 2)
+
+
+def test_a_check_names_every_prompt_that_does_not_repeat() -> None:
+    result = check(Restless(max_operand=9), 3)
+
+    assert not result.passed
+    assert result.failures == []
+    assert len(result.unsteady) == 3
+
+
+class Unknowing(Arithmetic):
+    def gold_reply(self, prompt: Prompt) -> None:  # type: ignore[override]
+        return None
+
+
+def test_a_task_without_gold_replies_passes_when_its_prompts_repeat() -> None:
+    result = check(Unknowing(max_operand=9), 3)
+
+    assert (result.passed, result.checked, result.without_gold) == (True, 0, 3)

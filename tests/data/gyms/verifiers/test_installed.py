@@ -195,6 +195,10 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("packages")
     for name, text in (("sums", SUMS), ("dialogue", DIALOGUE), ("shop_tools", TOOLS), ("faults", FAULTS)):
         (folder / f"vf_test_{name}.py").write_text(text)
+    for name, needs in (("vf-test-sums", "verifiers>=0.4"), ("vf-test-shop-tools", "requests")):
+        facts = folder / f"{name.replace('-', '_')}-1.0.dist-info" / "METADATA"
+        facts.parent.mkdir()
+        facts.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: {needs}\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         yield
@@ -253,7 +257,14 @@ def test_prompts_repeat_and_held_out_ones_are_others() -> None:
     assert sorted(rows) == list(range(20))
     assert task.prompt("train", 7) == prompts["train"][7]
     assert task_of("dialogue").size("train") is None
-    assert "textarena" in environment_names("verifiers")[-1]
+
+
+@pytest.mark.usefixtures("packages")
+def test_installed_packages_that_export_tasks_are_listed_beside_those_of_the_library() -> None:
+    names = environment_names("verifiers")
+
+    assert {"verifiers/textarena", "verifiers/vf-test-sums"} <= set(names)
+    assert "verifiers/vf-test-shop-tools" not in names
 
 
 class ByteEngine:
