@@ -44,6 +44,35 @@ def test_a_reply_is_scored_as_in_training_whatever_the_data(
     assert done.json == {"reward": reward, "status": status}
 
 
+def test_a_reply_is_scored_to_one_of_the_tasks_prompts(echo2: Echo2) -> None:
+    gold = echo2("task", "show", "arithmetic", "-n", "4", "--split", "eval", "--json").json["prompts"][3]["gold_reply"]
+    done = echo2("task", "score", "arithmetic", "--index", "3", "--split", "eval", "--reply", gold, "--json")
+
+    assert done.json == {"reward": 1.0, "status": "correct"}
+    for more in ([], ["--gold", "3", "--index", "3"]):
+        refused = echo2("task", "score", "arithmetic", "--reply", "3", *more)
+        assert refused.code == 2
+        assert "against --gold or to the prompt --index, give one of them" in refused.faults[0]
+
+
+def test_only_a_gym_has_environments_to_list(echo2: Echo2) -> None:
+    done = echo2("task", "list", "arithmetic")
+
+    assert done.code == 2
+    assert "arithmetic must be a gym to have environments of its own" in done.faults[0]
+
+
+@pytest.mark.timeout(300)
+def test_the_environments_of_a_gym_are_tasks_by_name(echo2: Echo2) -> None:
+    pytest.importorskip("reasoning_gym")
+
+    assert "reasoning_gym/chain_sum" in echo2("task", "list", "reasoning_gym", "--json").json["tasks"]
+    assert echo2("task", "check", "reasoning_gym/chain_sum", "-n", "5").code == 0
+    unknown = echo2("task", "show", "reasoning_gym/chain_sums")
+    assert unknown.code == 2
+    assert "did you mean chain_sum?" in unknown.faults[0]
+
+
 def test_an_unreadable_gold_is_the_users_mistake(echo2: Echo2) -> None:
     done = echo2("task", "score", "arithmetic", "--gold", "", "--reply", "3")
 

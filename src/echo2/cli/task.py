@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look at a task's prompts, check it on its gold answers, score a reply.", no_args_is_help=False)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A registered task, or module:Class.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A registered task, gym/environment, or module:Class.")]
 Options = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Option of the task, e.g. path=rows.jsonl; repeatable."),
@@ -32,14 +32,17 @@ _SPLITS: tuple[Split, ...] = ("train", "eval")
 
 
 @app.command("list")
-def list_tasks(as_json: JsonFlag = False) -> None:
-    """Registered tasks."""
-    from echo2.data.registry import task_names
+def list_tasks(
+    family: Annotated[
+        str | None, typer.Argument(metavar="[GYM]", help="A gym, whose environments are then listed.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Registered tasks, or the environments of a gym that are installed here."""
+    from echo2.data.registry import environment_names, task_names
 
-    if as_json:
-        print_json({"tasks": task_names()})
-    else:
-        print("\n".join(task_names()))
+    names = task_names() if family is None else environment_names(family)
+    print_json({"tasks": names}) if as_json else print("\n".join(names))
 
 
 @app.command("show")

@@ -47,7 +47,8 @@ class Check(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        return self.checked > 0 and not self.failures
+        """Something was checked, and nothing is wrong with it."""
+        return self.checked + self.without_gold > 0 and not self.failures
 
 
 def show(task: Task, chat: ChatFormat, index: int, *, split: Split = "train", thinking: bool = False) -> Shown:

@@ -1,4 +1,4 @@
-"""Tasks by name: registered ones, and ``module:Class``.
+"""Tasks by name: registered ones, ``family/environment`` of a gym, and ``module:Class``.
 
 Invariant: whatever is wrong with a task's name or options is a ConfigError that says what is known instead.
 """
@@ -11,8 +11,10 @@ import inspect
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from echo2.config.sections import TaskSection
+from echo2.data.gyms.gym import Gym
 from echo2.data.task import Task
 from echo2.errors import ConfigError, UserError
 
@@ -28,6 +30,8 @@ BUILT_IN = {
     "hardmath": "echo2.data.maths.benchmarks:HardMath",
     "imo_answer_400": "echo2.data.maths.benchmarks:ImoAnswer400",
     "sandbox": "echo2.data.sandbox.task:SandboxTask",
+    "reasoning_gym": "echo2.data.gyms.reasoning.task:ReasoningGym",
+    "verifiers": "echo2.data.gyms.verifiers.task:Verifiers",
 }
 """Also there when the package runs from a source tree that was never installed."""
 
@@ -35,6 +39,17 @@ BUILT_IN = {
 def task_names() -> list[str]:
     """Registered names, sorted."""
     return sorted(BUILT_IN.keys() | _registered().keys())
+
+
+def environment_names(family: str) -> list[str]:
+    """Names of the tasks that a gym makes of its environments, sorted.
+
+    Raises ConfigError where the family is no gym or its library is missing.
+    """
+    kind = _find(family)
+    if not issubclass(kind, Gym):
+        raise ConfigError(f"{family} must be a gym to have environments of its own; run echo2 task show {family}")
+    return [f"{family}/{name}" for name in kind.environments()]
 
 
 def load_tasks(sections: Sequence[TaskSection]) -> dict[str, Task]:
@@ -49,17 +64,17 @@ def load_tasks(sections: Sequence[TaskSection]) -> dict[str, Task]:
 
 def load_task(section: TaskSection) -> Task:
     """The task that a section describes, ready to give prompts. Raises ConfigError."""
-    kind = _find(section.name)
+    kind, options = _kind_and_options(section)
     parameters = inspect.signature(kind).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
     if len(known) == len(parameters):
-        faults = [_unknown(section.name, key, known) for key in section.options if key not in known]
-        needed = [p.name for p in parameters if p.default is p.empty and p.name not in section.options]
+        faults = [_unknown(section.name, key, known) for key in options if key not in known]
+        needed = [p.name for p in parameters if p.default is p.empty and p.name not in options]
         faults += [f"{section.name}: option {name} must be given" for name in needed]
         if faults:
             raise ConfigError(faults)
     try:
-        task = kind(**section.options)
+        task = kind(**options)
     except UserError:
         raise
     except Exception as error:
@@ -85,6 +100,18 @@ def _told(error: Exception) -> str:
 
 def _registered() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _kind_and_options(section: TaskSection) -> tuple[type[Task], dict[str, Any]]:
+    family, slash, environment = section.name.partition("/")
+    if not slash or ":" in section.name:
+        return _find(section.name), section.options
+    kind = _find(family)
+    if not issubclass(kind, Gym):
+        raise ConfigError(f"only a gym's environment is named family/environment, {family} is no gym: name it alone")
+    if "environment" in section.options:
+        raise ConfigError(f"{section.name} names its environment already; leave the option environment out")
+    return kind, {"environment": environment, **section.options}
 
 
 def _find(name: str) -> type[Task]:

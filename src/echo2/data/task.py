@@ -131,7 +131,9 @@ class Task(ABC):
 
     def prompt_for_gold(self, gold: str) -> Prompt:
         """A prompt whose right answer is ``gold``, to score a reply by hand. Raises UserError."""
-        raise UserError(f"task {self.name} cannot make a prompt from a gold answer alone: score it through a run")
+        raise UserError(
+            f"task {self.name} cannot make a prompt from a gold answer alone: score a reply to one of its own (--index)"
+        )
 
     def metadata(self, prompt: Prompt, reply: str) -> dict[str, Any]:
         """Ω of a single-turn episode, beside the score's status."""

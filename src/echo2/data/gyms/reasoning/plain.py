@@ -1,0 +1,41 @@
+"""A problem's metadata as msgpack types, and back to what the library's scorer expects.
+
+Invariant: ``restored(plain(value)) == value``, types of containers included: a scorer may compare boards of tuples, and
+a list would not equal one. What cannot be written is a TypeError, never silently changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TUPLE, _PAIRS = "\u0000tuple", "\u0000pairs"
+"""Keys of one-entry dictionaries that stand for a tuple, and for a dictionary whose keys are no texts."""
+
+
+def plain(value: Any) -> Any:
+    """``value`` of None, booleans, numbers (numpy's too), texts, lists, tuples and dictionaries, as msgpack types."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, tuple):
+        return {_TUPLE: [plain(item) for item in value]}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        if all(type(key) is str for key in value) and not value.keys() & {_TUPLE, _PAIRS}:
+            return {key: plain(item) for key, item in value.items()}
+        return {_PAIRS: [[plain(key), plain(item)] for key, item in value.items()]}
+    if hasattr(value, "item") and type(value).__module__ == "numpy":
+        return plain(value.item())
+    raise TypeError(f"a problem's metadata must be texts, numbers, lists, tuples or tables, got {type(value).__name__}")
+
+
+def restored(value: Any) -> Any:
+    if isinstance(value, list):
+        return [restored(item) for item in value]
+    if isinstance(value, dict):
+        if value.keys() == {_TUPLE}:
+            return tuple(restored(item) for item in value[_TUPLE])
+        if value.keys() == {_PAIRS}:
+            return {restored(key): restored(item) for key, item in value[_PAIRS]}
+        return {key: restored(item) for key, item in value.items()}
+    return value
