@@ -75,7 +75,7 @@ def test_the_printed_configuration_is_whole_and_loads(echo2: Echo2, run_toml: Pa
         ("learning.lr=nan", "learning.lr must be a finite number"),
         ("learning.learning_rate=1e-6", "the nearest known key is `lr` in [learning]"),
         ("learning.lr", "--set must have the form section.key=value"),
-        ("tasks.0.name=arithmetik", "a task must be one of arithmetic"),
+        ("tasks.0.name=arithmetik", "a task must be one of aime24, arithmetic"),
         ("tasks.0.options.stile=words", "arithmetic has no option 'stile'; did you mean style?"),
         ("tasks.0.name=echo2.absent:Task", "task echo2.absent:Task must be importable here"),
         ("tasks.0.options.path=rows.jsonl", "options.path of task"),
