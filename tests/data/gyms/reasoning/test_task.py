@@ -52,7 +52,11 @@ def faults_of(name: str, split: Split, count: int, configs: Mapping[str, dict[st
     task = task_of(name, **({} if config is None else {"config": config}))
     faults = []
     for index in range(count):
-        prompt = task.prompt(split, index)
+        try:
+            prompt = task.prompt(split, index)
+        except UserError as error:
+            faults.append(str(error))
+            continue
         if task.prompt(split, index) != prompt:
             faults.append(f"{prompt.prompt_id}: another prompt the second time")
         gold = task.gold_reply(prompt)
