@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from echo2.data.gyms.reasoning.guards import FUNCTIONS, check, literal
@@ -53,7 +55,9 @@ def test_what_is_no_mathematics_does_not(text: str) -> None:
         check(text, FUNCTIONS)
 
 
-@pytest.mark.parametrize("value", [((1, 2), [3, (4,)]), {1: "a", "b": None}, {"\u0000tuple": 1}, [{"x": (1.5, True)}]])
+@pytest.mark.parametrize(
+    "value", [((1, 2), [3, (4,)]), {1: "a", "b": None}, {"\u0000tuple": 1}, [{"x": (1.5, True)}], Fraction(2**70, 3)]
+)
 def test_metadata_keeps_its_types(value: object) -> None:
     assert restored(plain(value)) == value
     assert repr(restored(plain(value))) == repr(value)

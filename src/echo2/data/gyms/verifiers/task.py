@@ -25,8 +25,6 @@ from echo2.types import Prompt
 
 SUPPORTED = "0.4"
 """Its interface changes with every minor version."""
-_EXPORT = re.compile(r"__all__[^\]]*(Taskset|Env)\b", re.DOTALL)
-"""How a package of an environment looks: it exports its set of tasks."""
 
 
 class Verifiers(Gym):
@@ -124,9 +122,8 @@ class Verifiers(Gym):
         """The library's version and the environment's source."""
         source = _source_of(self._module)
         assert source is not None, "checked when the task was made"
-        files = sorted(source.rglob("*.py")) if source.is_dir() else [source]
         digest = hashlib.blake2b(digest_size=16)
-        for file in files:
+        for file in _files(source):
             digest.update(str(file.relative_to(source.parent)).encode() + file.read_bytes().replace(b"\r\n", b"\n"))
         return [metadata.version("verifiers"), digest.hexdigest()]
 
@@ -168,6 +165,10 @@ def _source_of(module: str) -> Path | None:
     return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
 
 
+def _files(source: Path) -> list[Path]:
+    return sorted(source.rglob("*.py")) if source.is_dir() else [source]
+
+
 def _built_in() -> Iterator[str]:
     return (path.name for path in _folder().iterdir() if (path / "__init__.py").is_file())
 
@@ -181,6 +182,6 @@ def _packages() -> Iterator[str]:
         source = _source_of(module)
         if source is None:
             continue
-        head = source / "__init__.py" if source.is_dir() else source
-        if _EXPORT.search(head.read_text(encoding="utf-8", errors="replace")):
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in _files(source)]
+        if any("__all__" in text for text in texts) and any("Taskset" in text for text in texts):
             yield module.replace("_", "-")
