@@ -110,6 +110,11 @@ class Task(ABC):
         """A reply that scores full marks; None where the task has none. Self-checks and warm starts use it."""
         return None
 
+    def gold_talk(self, prompt: Prompt) -> list[Message] | None:
+        """An episode as ``gold_reply`` would have it, assistant turns included, for warm starts; None without one."""
+        reply = self.gold_reply(prompt)
+        return None if reply is None else [*self.messages(prompt), {"role": "assistant", "content": reply}]
+
     def prompt_for_gold(self, gold: str) -> Prompt:
         """A prompt whose right answer is ``gold``, to score a reply by hand. Raises UserError."""
         raise UserError(f"task {self.name} cannot make a prompt from a gold answer alone: score it through a run")
@@ -127,8 +132,11 @@ class Task(ABC):
         """What else decides rewards, such as the versions of libraries."""
         return []
 
-    def table(self, played: Sequence[Played]) -> list[dict[str, Any]]:
-        """Rows that ``echo2 eval`` shows beside the mean reward, each with the same columns; none by default."""
+    def table(self, played: Sequence[Played], against: Sequence[Played] | None = None) -> list[dict[str, Any]]:
+        """Rows that ``echo2 eval`` shows beside the mean reward, each with the same columns; none by default.
+
+        against: another model's episodes of the same prompts, to tell what this one has more.
+        """
         return []
 
     def judging_modules(self) -> Sequence[str]:
