@@ -130,7 +130,7 @@ def report(task: Task, scores: Scores, samples: int, other: Scores | None = None
     facts = summarise(scores) | {"metric": str(task.metric), "excluded_rows": len(getattr(task, "excluded", []))}
     facts["table"] = task.table(scores.played, other and other.played)
     if other is not None:
-        facts |= difference(scores, other)
+        facts |= difference(scores, other) | {"table_against": task.table(other.played)}
     if task.pass_reward is not None:
         facts["measures"] = measures(scores.rewards, task.pass_reward, samples)
         if samples < task.metric.k:
