@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 CONFIG = HERE / "run.toml"
 BOTS = ("rock", "maniac", "counter")
 FROZEN = "version 0"
-DEALS = 40
+DEALS = 50
 """Held-out deals for each opponent; every one is played from both seats."""
 MEASURES = ("games", "deals", "gain_per_game", "bb_per_100", "bb_per_100_ci95", "fault_share")
 MORE = ("bb_per_100_more", "bb_per_100_more_ci95")

@@ -69,13 +69,12 @@ def evaluate(
 
 def compared(config: Config, other: Config | None = None) -> dict[str, Any]:
     """What the model of ``config`` scores and, where another is given, what it has more on the same prompts."""
-    from echo2.data.registry import load_task
-
-    tasks = [(load_task(section), section.weight) for section in config.tasks]
+    tasks = loaded(config)
     by_task = _scored(config, tasks)
-    others = None if other is None else _scored(other, tasks)
+    # Tasks anew: an opponent that is a model belongs to the event loop in which it was first asked.
+    others = None if other is None else _scored(other, loaded(other))
     reports = {
-        task.name: report(task, by_task[task.name], config.eval.samples, others and others[task.name])
+        task.name: report(task, by_task[task.name], config.eval.samples, others[task.name] if others else None)
         for task, _ in tasks
     }
     name = config.model.path or f"engine {config.rollout.engine}"
@@ -84,6 +83,12 @@ def compared(config: Config, other: Config | None = None) -> dict[str, Any]:
         facts["against"] = other.model.path
         facts |= difference(merged(list(by_task.values())), merged(list(others.values())))
     return facts
+
+
+def loaded(config: Config) -> list[tuple[Task, float]]:
+    from echo2.data.registry import load_task
+
+    return [(load_task(section), section.weight) for section in config.tasks]
 
 
 def difference(scores: Scores, other: Scores) -> dict[str, Any]:
@@ -128,7 +133,7 @@ def merged(parts: Sequence[Scores]) -> Scores:
 def report(task: Task, scores: Scores, samples: int, other: Scores | None = None) -> dict[str, Any]:
     """One task's figures: the metric it is known by, and whether ``samples`` replies a prompt give it."""
     facts = summarise(scores) | {"metric": str(task.metric), "excluded_rows": len(getattr(task, "excluded", []))}
-    facts["table"] = task.table(scores.played, other and other.played)
+    facts["table"] = task.table(scores.played, None if other is None else other.played)
     if other is not None:
         facts |= difference(scores, other) | {"table_against": task.table(other.played)}
     if task.pass_reward is not None:
