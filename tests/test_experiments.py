@@ -63,3 +63,12 @@ def test_no_batch_of_the_staleness_grid_was_older_than_the_budget() -> None:
 
 def test_chains_stay_near_the_unlimited_star() -> None:
     assert json.loads((EXPERIMENTS / "fig4_broadcast/simulated.json").read_text())["judged"]["agrees"]
+
+
+def test_training_won_more_from_the_opponent_it_was_trained_against() -> None:
+    """The interval of the difference on duplicate deals excludes zero."""
+    rows = json.loads((EXPERIMENTS / "table4_poker/results.json").read_text())["rows"]
+    assert [(row["model"], row["deals"]) for row in rows] == [("base", 50)] * 4 + [("GRPO", 50)] * 4
+    (trained,) = (row for row in rows if row["model"] == "GRPO" and row["opponent"] == "rock")
+    assert trained["bb_per_100_more_ci95"][0] > 0
+    assert "python experiments/table4_poker/run.py" in (EXPERIMENTS / "table4_poker/README.md").read_text()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2.cli.evaluate import Scores, interval, summarise
+from echo2.cli.evaluate import Scores, difference, interval, summarise
 
 from .conftest import Echo2
 
@@ -112,3 +112,28 @@ def test_the_interval_is_the_normal_one_over_prompts() -> None:
     assert interval([0.0, 1.0]) == pytest.approx((0.5 - 0.979982, 0.5 + 0.979982))
     assert interval([1.0]) is None
     assert summarise(Scores())["reward_mean"] is None
+
+
+def test_two_models_are_compared_on_the_same_prompts(echo2: Echo2, tmp_path: Path) -> None:
+    """The script plays both, so each deal ends as it did, and no difference is found."""
+    path = tmp_path / "game.toml"
+    path.write_text('[rollout]\nengine = "scripted"\n[eval]\nprompts = 12\n[[tasks]]\nname = "sandbox"\n')
+    done = echo2("eval", path, "--against", "tiny:qwen3", "--json")
+    assert done.code == 0, done.err
+    assert (done.json["against"], done.json["reward_more"], done.json["reward_more_ci95"]) == (
+        "tiny:qwen3",
+        0.0,
+        [0, 0],
+    )
+    for row in done.json["by_task"]["sandbox"]["table"]:
+        assert (row["bb_per_100_more"], row["bb_per_100_more_ci95"]) == (0.0, [0.0, 0.0])
+    shown = echo2("eval", path, "--against", "tiny:qwen3").out
+    assert "against tiny:qwen3, on the same prompts: +0.000" in shown
+
+
+def test_a_difference_is_taken_prompt_by_prompt() -> None:
+    ours = Scores({"a": [1.0, 0.0], "b": [1.0], "c": [9.0]})
+    found = difference(ours, Scores({"a": [0.5], "b": [0.0]}))
+    assert found["reward_more"] == 0.5
+    assert found["reward_more_ci95"] == pytest.approx((0.5 - 0.979982, 0.5 + 0.979982))
+    assert difference(ours, Scores()) == {"reward_more": None, "reward_more_ci95": None}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,19 @@ def test_a_version_that_was_only_checkpointed_is_exported_from_there(
 
     assert (done.json["policy"], done.json["dtype"]) == ("0.3", "float32")
     assert load_file(tmp_path / "hf" / "model.safetensors")["w"].tolist() == [5.0, 5.0]
+
+
+def test_version_0_is_exported_where_a_warm_start_made_it(echo2: Echo2, run_folder: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file as save_torch
+
+    shutil.rmtree(run_folder / "snapshots" / "0.0")
+    (run_folder / "checkpoints").mkdir()
+    save_torch({"w": torch.full((2,), 3.0)}, run_folder / "checkpoints" / "initial.safetensors")
+    done = echo2("export", run_folder, "--version", "0", "-o", tmp_path / "hf", "--json")
+    assert (done.json["policy"], done.json["dtype"]) == ("0.0", "float32")
+    assert load_file(tmp_path / "hf" / "model.safetensors")["w"].tolist() == [3.0, 3.0]
+    assert echo2("export", run_folder, "-o", tmp_path / "newest", "--json").json["policy"] == "0.2"
 
 
 def test_versions_that_are_not_kept_and_outputs_that_exist_are_refused(

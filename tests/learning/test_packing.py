@@ -94,3 +94,14 @@ def test_the_longest_come_first() -> None:
     rows = [row(i, [1], [2] * n) for i, n in enumerate([3, 9, 5])]
     micros = pack(rows, budget=10, share_prefixes=True)
     assert [micro.tokens.shape[1] for micro in micros] == [10, 6, 4]
+
+
+def test_prompts_are_shared_where_that_costs_less() -> None:
+    """Eight replies of 100 tokens to a prompt of 50: one sheet of 850 tokens with a dense mask, or eight of 150 each.
+
+    850 + 850²/k against 1200 + 8 · 150²/2k tokens: they cost the same at k = (850² − 4 · 150²)/350 = 1807.
+    """
+    rows = [row(0, list(range(50)), [60 + i] * 100) for i in range(8)]
+    for pairs_per_token, sheets in ((1700.0, 8), (1900.0, 1)):
+        (micro,) = pack(rows, budget=10_000, share_prefixes=True, pairs_per_token=pairs_per_token)
+        assert micro.tokens.shape[0] == sheets

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -34,6 +35,14 @@ class Scores(msgspec.Struct):
     played: list[Played] = []
     """The finished episodes."""
 
+    def add(self, more: Scores) -> None:
+        """Those of further prompts."""
+        self.rewards |= more.rewards
+        self.failed += more.failed
+        self.played += more.played
+        for status, count in more.statuses.items():
+            self.statuses[status] = self.statuses.get(status, 0) + count
+
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Configuration file or run folder.")],
@@ -41,23 +50,62 @@ def evaluate(
         str | None,
         typer.Option("--model", metavar="PATH", help="Model directory or hub id; the run's model by default."),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="PATH", help="Another model: tell the difference on the same prompts."),
+    ] = None,
     overrides: SetOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Score a model on held-out prompts: mean reward, avg@k and pass@k with 95 % intervals; of games, a table."""
     from echo2.cli.inputs import checked_config
-    from echo2.data.registry import load_task
 
     chosen = list(overrides or []) + ([f"model.path={model}"] if model else [])
     config = checked_config(run, chosen)
-    tasks = [(load_task(section), section.weight) for section in config.tasks]
+    other = None if against is None else checked_config(run, [*(overrides or []), f"model.path={against}"])
+    facts = compared(config, other)
+    print_json(facts) if as_json else print(_text(facts))
+
+
+def compared(config: Config, other: Config | None = None) -> dict[str, Any]:
+    """What the model of ``config`` scores and, where another is given, what it has more on the same prompts."""
+    tasks = loaded(config)
+    by_task = _scored(config, tasks)
+    # Tasks anew: an opponent that is a model belongs to the event loop in which it was first asked.
+    others = None if other is None else _scored(other, loaded(other))
+    reports = {
+        task.name: report(task, by_task[task.name], config.eval.samples, others[task.name] if others else None)
+        for task, _ in tasks
+    }
+    name = config.model.path or f"engine {config.rollout.engine}"
+    facts = {"model": name, "tasks": list(reports), **summarise(merged(list(by_task.values()))), "by_task": reports}
+    if other is not None and others is not None:
+        facts["against"] = other.model.path
+        facts |= difference(merged(list(by_task.values())), merged(list(others.values())))
+    return facts
+
+
+def loaded(config: Config) -> list[tuple[Task, float]]:
+    from echo2.data.registry import load_task
+
+    return [(load_task(section), section.weight) for section in config.tasks]
+
+
+def difference(scores: Scores, other: Scores) -> dict[str, Any]:
+    """Mean over the prompts that both have of what the first model's mean reward is more than the other's."""
+    more = [
+        fmean(found) - fmean(other.rewards[prompt])
+        for prompt, found in scores.rewards.items()
+        if prompt in other.rewards
+    ]
+    return {"reward_more": fmean(more) if more else None, "reward_more_ci95": interval(more)}
+
+
+def _scored(config: Config, tasks: list[tuple[Task, float]]) -> dict[str, Scores]:
     by_task = {task.name: Scores() for task, _ in tasks}
     with tempfile.TemporaryDirectory(prefix="echo2-eval-") as folder:
         asyncio.run(_score(config, tasks, by_task, Path(folder)))
-    name = config.model.path or f"engine {config.rollout.engine}"
-    reports = {task.name: report(task, by_task[task.name], config.eval.samples) for task, _ in tasks}
-    facts = {"model": name, "tasks": list(reports), **summarise(merged(list(by_task.values()))), "by_task": reports}
-    print_json(facts) if as_json else print(_text(facts))
+    return by_task
 
 
 def summarise(scores: Scores) -> dict[str, Any]:
@@ -78,17 +126,16 @@ def merged(parts: Sequence[Scores]) -> Scores:
     """Scores of several tasks as one; their prompts have different ids."""
     whole = Scores()
     for part in parts:
-        whole.rewards |= part.rewards
-        whole.failed += part.failed
-        for status, count in part.statuses.items():
-            whole.statuses[status] = whole.statuses.get(status, 0) + count
+        whole.add(part)
     return whole
 
 
-def report(task: Task, scores: Scores, samples: int) -> dict[str, Any]:
+def report(task: Task, scores: Scores, samples: int, other: Scores | None = None) -> dict[str, Any]:
     """One task's figures: the metric it is known by, and whether ``samples`` replies a prompt give it."""
     facts = summarise(scores) | {"metric": str(task.metric), "excluded_rows": len(getattr(task, "excluded", []))}
-    facts["table"] = task.table(scores.played)
+    facts["table"] = task.table(scores.played, None if other is None else other.played)
+    if other is not None:
+        facts |= difference(scores, other) | {"table_against": task.table(other.played)}
     if task.pass_reward is not None:
         facts["measures"] = measures(scores.rewards, task.pass_reward, samples)
         if samples < task.metric.k:
@@ -104,15 +151,32 @@ async def _score(config: Config, tasks: list[tuple[Task, float]], by_task: dict[
     prompts = held_out_prompts(tasks, config.eval.prompts)
     engine, chat = await _engine(config, folder)
     try:
-        for start in range(0, len(prompts), TOGETHER):
-            async with asyncio.TaskGroup() as group:
-                for number, prompt in enumerate(prompts[start : start + TOGETHER], start):
-                    task = by_name[prompt.task]
-                    scores = by_task[task.name]
-                    group.create_task(_score_prompt(config, engine, chat, task, number, prompt, scores))
-            note(f"{min(start + TOGETHER, len(prompts))} of {len(prompts)} prompts scored")
+        found = await _each(
+            [_score_prompt(config, engine, chat, by_name[p.task], number, p) for number, p in enumerate(prompts)]
+        )
     finally:
         await engine.close()
+    for prompt, scores in zip(prompts, found, strict=True):
+        by_task[prompt.task].add(scores)
+
+
+async def _each(work: Sequence[Coroutine[None, None, Scores]]) -> list[Scores]:
+    """All of it, ``TOGETHER`` at a time, in its order; a slow one holds up no other."""
+    places = asyncio.Semaphore(TOGETHER)
+    done = 0
+
+    async def placed(one: Coroutine[None, None, Scores]) -> Scores:
+        nonlocal done
+        async with places:
+            scores = await one
+        done += 1
+        if done % TOGETHER == 0 or done == len(work):
+            note(f"{done} of {len(work)} prompts scored")
+        return scores
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(placed(one)) for one in work]
+    return [task.result() for task in tasks]
 
 
 async def _engine(config: Config, folder: Path) -> tuple[Engine, ChatFormat]:
@@ -145,9 +209,9 @@ async def _engine(config: Config, folder: Path) -> tuple[Engine, ChatFormat]:
 
 
 async def _score_prompt(
-    config: Config, engine: Engine, chat: ChatFormat, task: Task, number: int, prompt: Prompt, scores: Scores
-) -> None:
-    """One prompt's replies into ``scores``, by the code that workers run."""
+    config: Config, engine: Engine, chat: ChatFormat, task: Task, number: int, prompt: Prompt
+) -> Scores:
+    """One prompt's replies, by the code that workers run."""
     from echo2.rollout.apart import judged_apart
     from echo2.rollout.episode import run_group
     from echo2.shell import SystemClock
@@ -173,6 +237,7 @@ async def _score_prompt(
         timeout_s=rollout.episode_timeout_s,
         purpose="eval",
     )
+    scores = Scores()
     for row in await run_group(engine, task, chat, lease, rollout.thinking, SystemClock(), judged_apart):
         if row.status.is_failure:
             scores.failed += 1
@@ -182,6 +247,7 @@ async def _score_prompt(
         scores.played.append((prompt, record.reward, record.omega))
         status = str(record.omega.get("status", "scored"))
         scores.statuses[status] = scores.statuses.get(status, 0) + 1
+    return scores
 
 
 def _text(facts: dict[str, Any]) -> str:
@@ -196,6 +262,10 @@ def _text(facts: dict[str, Any]) -> str:
     )
     lines = [head]
     several = len(facts["by_task"]) > 1
+    if facts.get("reward_more") is not None:
+        bounds = facts["reward_more_ci95"]
+        spread = f" (95 % interval {bounds[0]:+.3f} to {bounds[1]:+.3f})" if bounds else ""
+        lines.append(f"against {facts['against']}, on the same prompts: {facts['reward_more']:+.3f}{spread}")
     for name, of_task in facts["by_task"].items():
         if several or not of_task["table"]:
             lines.append(_line(name, of_task, several))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from echo2.run.folder import RunFolder
     from echo2.types import Policy
 
+INITIAL_NAME = "initial.safetensors"
+"""Beside the checkpoints: version 0 of a run with a warm start."""
 _VERSION = re.compile(r"(?:(\d{1,15})\.)?(\d{1,15})")
 
 
@@ -43,7 +45,8 @@ def export(
 
 
 def _kept(folder: RunFolder) -> dict[Policy, Path]:
-    """Versions and where they lie: snapshots on the coordinator's shelf, and checkpoints of versions that have none."""
+    """Versions and where they lie: snapshots on the coordinator's shelf, and checkpoints of versions that have none,
+    version 0 among them where a warm start made it."""
     from echo2.transport.partial import MANIFEST_NAME
     from echo2.types import Policy
 
@@ -57,6 +60,9 @@ def _kept(folder: RunFolder) -> dict[Policy, Path]:
         step = marker.parent.name.removeprefix("step-")
         if step.isdigit():
             found.setdefault(Policy(incarnation, int(step)), marker.parent)
+    warm = folder.checkpoints / INITIAL_NAME
+    if warm.is_file():
+        found.setdefault(Policy(0, 0), warm)
     return found
 
 
@@ -85,7 +91,12 @@ def _write(source: Path, assets: Path, out: Path) -> str:
     with made_in(beside(out, ".partial"), out) as aside:
         for path in sorted(assets.iterdir()) if assets.is_dir() else []:
             shutil.copyfile(path, aside / path.name)
-        dtype = _from_checkpoint(source, aside) if source.name.startswith("step-") else _from_snapshot(source, aside)
+        if source.name == INITIAL_NAME:
+            dtype = _from_master_weights(source, aside)
+        else:
+            dtype = (
+                _from_checkpoint(source, aside) if source.name.startswith("step-") else _from_snapshot(source, aside)
+            )
         config = aside / "config.json"
         if config.is_file():
             keys = json.loads(config.read_bytes())
@@ -103,6 +114,15 @@ def _from_snapshot(source: Path, into: Path) -> str:
     manifest = verify_directory(source)
     shutil.copyfile(source / OBJECT_NAME, into / OBJECT_NAME)
     return manifest.dtype
+
+
+def _from_master_weights(source: Path, into: Path) -> str:
+    from safetensors.torch import load_file, save_file
+
+    from echo2.transport.partial import OBJECT_NAME
+
+    save_file(load_file(source), into / OBJECT_NAME, metadata={"format": "pt"})
+    return "float32"
 
 
 def _from_checkpoint(source: Path, into: Path) -> str:

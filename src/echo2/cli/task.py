@@ -219,7 +219,7 @@ def _view(task: Task, chat: ChatFormat | None, split: Split, index: int, thinkin
         "prompt_id": prompt.prompt_id,
         "messages": [dict(message) for message in task.messages(prompt)],
         "gold_reply": task.gold_reply(prompt),
-        "gold_turns": [dict(message) for message in task.gold_turns(prompt)],
+        "gold_turns": [dict(message) for message in inspect.gold_turns(task, prompt)],
     }
     if chat is not None:
         rows = inspect.show(task, chat, index, split=split, thinking=thinking).tokens

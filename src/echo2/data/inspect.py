@@ -54,7 +54,7 @@ class Check(msgspec.Struct, frozen=True):
 def show(task: Task, chat: ChatFormat, index: int, *, split: Split = "train", thinking: bool = False) -> Shown:
     """Prompt ``index`` and a good policy's episode of it, token by token; without gold replies, the prompt alone."""
     prompt = task.prompt(split, index)
-    messages, turns = task.messages(prompt), task.gold_turns(prompt)
+    messages, turns = task.messages(prompt), gold_turns(task, prompt)
     return Shown(prompt, messages, turns, episode_rows(chat, messages, turns, thinking=thinking))
 
 
@@ -80,6 +80,12 @@ def episode_rows(
 
 def _rows(chat: ChatFormat, token_ids: Sequence[int], sampled: bool) -> list[TokenRow]:
     return [TokenRow(token, chat.piece(token), sampled) for token in token_ids]
+
+
+def gold_turns(task: Task, prompt: Prompt) -> list[Message]:
+    """What follows the opening in a good episode: replies, and what the policy is told between them."""
+    talk = task.gold_talk(prompt)
+    return [] if talk is None else talk[len(task.messages(prompt)) :]
 
 
 def check(task: Task, count: int, *, split: Split = "train") -> Check:

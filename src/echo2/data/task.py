@@ -123,11 +123,13 @@ class Task(ABC):
         """A reply that scores full marks; None where the task has none. Self-checks and warm starts use it."""
         return None
 
-    def gold_turns(self, prompt: Prompt) -> list[Message]:
-        """What follows ``messages`` in an episode of a good policy: its replies (role `assistant`) and what it is told
-        between them. For inspection; override it where ``rollout`` has several turns."""
+    def gold_talk(self, prompt: Prompt) -> list[Message] | None:
+        """A good episode from its opening on, replies included, for warm starts and inspection; None without one.
+
+        Override it where ``rollout`` has several turns.
+        """
         reply = self.gold_reply(prompt)
-        return [] if reply is None else [{"role": "assistant", "content": reply}]
+        return None if reply is None else [*self.messages(prompt), {"role": "assistant", "content": reply}]
 
     def prompt_for_gold(self, gold: str) -> Prompt:
         """A prompt whose right answer is ``gold``, to score a reply by hand. Raises UserError."""
@@ -148,8 +150,11 @@ class Task(ABC):
         """What else decides rewards, such as the versions of libraries."""
         return []
 
-    def table(self, played: Sequence[Played]) -> list[dict[str, Any]]:
-        """Rows that ``echo2 eval`` shows beside the mean reward, each with the same columns; none by default."""
+    def table(self, played: Sequence[Played], against: Sequence[Played] | None = None) -> list[dict[str, Any]]:
+        """Rows that ``echo2 eval`` shows beside the mean reward, each with the same columns; none by default.
+
+        against: another model's episodes of the same prompts, to tell what this one has more.
+        """
         return []
 
     def judging_modules(self) -> Sequence[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from echo2.config.root import Config
 from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.cursor import PromptCursor
 from echo2.data.registry import load_tasks
+from echo2.data.task import Message
 from echo2.errors import ConfigError, Fenced
 from echo2.learner.packer import DiskPacker
 from echo2.learner.program import LearnerOptions, LearnerProgram
@@ -38,12 +39,12 @@ from echo2.types import Policy
 
 if TYPE_CHECKING:
     from echo2.learning.learner import TorchLearner
-    from echo2.learning.warm_start import GoldBatches, GoldPair
+    from echo2.learning.warm_start import GoldBatches, GoldTalk
 
-WARM_START_PAIRS = 32
+WARM_START_REPLIES = 32
 """Gold replies of one supervised step: enough for a steady gradient, few enough for a quick step."""
 WARM_START_TRIES = 20
-"""Prompts looked at for each pair before a task without gold replies is told."""
+"""Prompts looked at for each reply before a task without gold replies is told."""
 
 
 async def run_learner(root: Path, join: str | None) -> None:
@@ -158,31 +159,53 @@ def _asset(path: Path) -> AssetFile:
 
 
 def _gold_batches(config: Config, model_dir: Path) -> GoldBatches:
-    """Supervised step → gold pairs of the run's own prompts, a pure function of the step."""
+    """Supervised step → gold talks of the run's own prompts, a pure function of the step."""
     tasks = load_tasks(config.tasks)
     cursor = PromptCursor([(tasks[section.called], section.weight) for section in config.tasks], config.run.seed)
     chat = _chat(config, model_dir)
 
-    def pairs_of(step: int) -> list[GoldPair]:
-        pairs: list[GoldPair] = []
-        first = step * WARM_START_PAIRS
-        for position in range(first, first + WARM_START_PAIRS * WARM_START_TRIES):
+    def talks_of(step: int) -> list[GoldTalk]:
+        talks: list[GoldTalk] = []
+        first = step * WARM_START_REPLIES
+        for position in range(first, first + WARM_START_REPLIES * WARM_START_TRIES):
             prompt = cursor.prompt(position)
-            task = tasks[prompt.task]
-            reply = task.gold_reply(prompt)
-            if reply is not None:
-                asked = chat.render(task.messages(prompt), thinking=config.rollout.thinking)
-                pairs.append((asked, chat.encode_reply(reply)))
-            if len(pairs) == WARM_START_PAIRS:
-                return pairs
-        if pairs:
-            return pairs
+            messages = tasks[prompt.task].gold_talk(prompt)
+            if messages is not None:
+                talks.append(gold_turns(messages, chat, config.rollout.thinking, config.learning.micro_batch_tokens))
+            if sum(map(len, talks)) >= WARM_START_REPLIES:
+                return talks
+        if talks:
+            return talks
         raise ConfigError(
             f"model.warm_start_steps is {config.model.warm_start_steps}, which needs a task with gold replies, and "
             f"{', '.join(tasks)} has none; set it to 0"
         )
 
-    return pairs_of
+    return talks_of
+
+
+def gold_turns(messages: Sequence[Message], chat: ChatFormat, thinking: bool, most_tokens: int) -> GoldTalk:
+    """Tokens of a conversation as an episode would feed and sample them, turn by turn.
+
+    Turns beyond ``most_tokens`` are left out, the first apart: a long game must not decide how much memory it takes.
+    """
+    turns: list[tuple[list[int], list[int]]] = []
+    asked: list[Message] = []
+    held = 0
+    for message in messages:
+        if message["role"] != "assistant":
+            asked.append(message)
+            continue
+        fed = (
+            chat.extend(asked, turns[-1][1][-1], thinking=thinking) if turns else chat.render(asked, thinking=thinking)
+        )
+        reply = chat.encode_reply(message["content"])
+        held += len(fed) + len(reply)
+        if turns and held > most_tokens:
+            break
+        turns.append((fed, reply))
+        asked = []
+    return turns
 
 
 def _chat(config: Config, model_dir: Path) -> ChatFormat:

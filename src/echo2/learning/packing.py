@@ -2,7 +2,8 @@
 
 Invariant: packing changes the cost, never the numbers. On a sheet the tokens that several rows begin with stand once,
 followed by each row's own tokens (a branch); a token sees the shared tokens and its own branch before it, at the
-positions it would have alone. A group of n replies so costs one prompt instead of n.
+positions it would have alone. A group of n replies so costs one prompt instead of n. Where that would cost more (long
+replies meet each other in a dense mask, a game's turns above all), each row has a sheet of its own.
 
     tokens     p0 p1 p2 | a3 a4 | b3 b4 b5
     positions   0  1  2 |  3  4 |  3  4  5
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import torch
@@ -82,11 +84,16 @@ class MicroBatch:
         return MicroBatch(**moved)
 
 
-def pack(rows: Sequence[TrainingRow], *, budget: int, share_prefixes: bool) -> list[MicroBatch]:
+def pack(
+    rows: Sequence[TrainingRow], *, budget: int, share_prefixes: bool, pairs_per_token: float = inf
+) -> list[MicroBatch]:
     """Micro-batches of at most ``budget`` padded tokens (more where one row alone is longer); rows without target cost
-    nothing and are left out. Sorted by length, longest first, so padding is small and memory peaks at once."""
+    nothing and are left out. Sorted by length, longest first, so padding is small and memory peaks at once.
+
+    pairs_per_token: attended pairs that cost as much as a token's matrix products; ``inf``: only tokens cost.
+    """
     trainable = [row for row in rows if row.loss.any()]
-    sheets = _sheets(trainable, min(budget, LONGEST_SHARED_SHEET), share_prefixes)
+    sheets = _sheets(trainable, min(budget, LONGEST_SHARED_SHEET), share_prefixes, pairs_per_token)
     sheets.sort(key=lambda sheet: -len(sheet.tokens))
     batches: list[MicroBatch] = []
     first = 0
@@ -97,29 +104,47 @@ def pack(rows: Sequence[TrainingRow], *, budget: int, share_prefixes: bool) -> l
     return batches
 
 
-def _sheets(rows: Sequence[TrainingRow], longest: int, share_prefixes: bool) -> list[Sheet]:
+def _sheets(rows: Sequence[TrainingRow], longest: int, share_prefixes: bool, pairs_per_token: float) -> list[Sheet]:
     if not share_prefixes:
-        return [_sheet([row], len(row.tokens)) for row in rows]
+        return _alone(rows)
     groups: dict[int, list[TrainingRow]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
     sheets = []
     for members in groups.values():
-        shared = _shared_prefix(members)
-        if shared == 0:
-            sheets += [_sheet([row], len(row.tokens)) for row in members]
-            continue
-        together: list[TrainingRow] = []
-        length = shared
-        for row in members:
-            own = len(row.tokens) - shared
-            if together and length + own > longest:
-                sheets.append(_sheet(together, shared))
-                together, length = [], shared
-            together.append(row)
-            length += own
-        sheets.append(_sheet(together, shared))
+        alone = _alone(members)
+        together = _together(members, longest)
+        sheets += min(together, alone, key=lambda ways: sum(_cost(sheet, pairs_per_token) for sheet in ways))
     return sheets
+
+
+def _alone(rows: Sequence[TrainingRow]) -> list[Sheet]:
+    return [_sheet([row], len(row.tokens)) for row in rows]
+
+
+def _together(members: Sequence[TrainingRow], longest: int) -> list[Sheet]:
+    """Sheets of at most ``longest`` tokens on which the rows share what all of them begin with."""
+    shared = _shared_prefix(members)
+    if shared == 0:
+        return _alone(members)
+    sheets: list[Sheet] = []
+    together: list[TrainingRow] = []
+    length = shared
+    for row in members:
+        own = len(row.tokens) - shared
+        if together and length + own > longest:
+            sheets.append(_sheet(together, shared))
+            together, length = [], shared
+        together.append(row)
+        length += own
+    sheets.append(_sheet(together, shared))
+    return sheets
+
+
+def _cost(sheet: Sheet, pairs_per_token: float) -> float:
+    """In tokens. A dense mask has every pair computed, causal attention the half."""
+    length = len(sheet.tokens)
+    return length + length**2 * (1.0 if sheet.branches > 1 else 0.5) / pairs_per_token
 
 
 def _shared_prefix(rows: Sequence[TrainingRow]) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from echo2.errors import ConfigError, UserError
 from echo2.learning.batch import TrainingRow
 from echo2.learning.logprobs import sampled_logprobs
+from echo2.learning.memory import kept_bytes_per_token
 from echo2.learning.packing import MicroBatch, pack
 from echo2.transport.model_folder import check_links, weight_files
 
@@ -43,6 +46,7 @@ class PolicyModel:
         self.vocabulary = int(self._head.weight.shape[0])
         self._compute = torch.float32
         self.shares_prefixes = False
+        self.pairs_per_token = _pairs_per_token(model)
         self._check()
         self._compute = _supported(compute_dtype, self.device)
 
@@ -54,7 +58,7 @@ class PolicyModel:
         with torch.autocast(self.device.type, dtype=self._compute, enabled=self._compute is not torch.float32):
             hidden = self._body(
                 input_ids=micro.tokens,
-                attention_mask=micro.real if micro.visible is None else micro.visible,
+                attention_mask=micro.real if micro.visible is None else _additive(micro.visible, self._compute),
                 position_ids=micro.positions,
                 use_cache=False,
             ).last_hidden_state
@@ -62,6 +66,11 @@ class PolicyModel:
         bias = getattr(self._head, "bias", None)
         weight: Tensor = self._head.weight  # type: ignore[assignment]
         return sampled_logprobs(wanted, weight, bias, micro.target, micro.temperature, chunk=self._chunk)
+
+    @cached_property
+    def kept_bytes_per_token(self) -> float:
+        """What a forward pass keeps of each token for the backward pass."""
+        return kept_bytes_per_token(self)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, tied ones once."""
@@ -96,6 +105,23 @@ class PolicyModel:
         """[T] in the order of the rows, longest first: that is how they are packed."""
         micros = pack(rows, budget=1024, share_prefixes=share_prefixes)
         return torch.cat([self.logprobs(micro.to(self.device))[0] for micro in micros])
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as the attention kernels add it, made once: of a boolean one every layer makes and keeps its own."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -inf)
+
+
+def _pairs_per_token(model: Any) -> float:
+    """Attended pairs of tokens that take as many operations as a token's matrix products do in the same layer."""
+    text = model.config.get_text_config()
+    heads, layers = getattr(text, "num_attention_heads", 0), getattr(text, "num_hidden_layers", 0)
+    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // max(1, heads))
+    if not width or not layers:
+        return inf
+    embeddings = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1 and id(p) not in embeddings)
+    return float(matrices / layers / (2 * width))
 
 
 def load_causal_lm(folder: Path, device: torch.device) -> Any:
@@ -164,7 +190,7 @@ def _supported(name: str, device: torch.device) -> torch.dtype:
 
 
 def _plain_attention(config: Any) -> bool:
-    """Whether a given [query, key] mask means what it says: full attention, by the kernel that takes boolean masks."""
+    """Whether a given [query, key] mask means what it says: full attention, by the kernels that add masks."""
     text = config.get_text_config()
     windowed = getattr(text, "sliding_window", None) is not None
     layers = set(getattr(text, "layer_types", None) or ["full_attention"])

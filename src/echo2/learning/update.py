@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from echo2.learning.batch import TrainingBatch, minibatches
+from echo2.learning.memory import require_room
 from echo2.learning.objectives import Objective, ObjectiveSettings, ObjectiveSums, TokenTerms
 from echo2.learning.packing import MicroBatch, pack
 from echo2.learning.policy_model import PolicyModel
@@ -117,7 +118,13 @@ def _prepare(
     is_first = True
     for rows in minibatches(batch.rows, settings.updates):
         with tally.clock("pack_s"):
-            packed = pack(rows, budget=settings.micro_batch_tokens, share_prefixes=policy.shares_prefixes)
+            packed = pack(
+                rows,
+                budget=settings.micro_batch_tokens,
+                share_prefixes=policy.shares_prefixes,
+                pairs_per_token=policy.pairs_per_token,
+            )
+            require_room(policy, packed, settings.micro_batch_tokens)
             micros = [micro.to(policy.device) for micro in packed]
             tally.add(padded_tokens=sum(micro.tokens.numel() for micro in micros))
         with tally.clock("prox_s"):

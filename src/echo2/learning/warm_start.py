@@ -1,6 +1,6 @@
 """Supervised steps on gold replies, for models that know nothing yet.
 
-Invariant: deterministic in the weights and the pairs. The result is version 0 and the reference of the KL term.
+Invariant: deterministic in the weights and the talks. The result is version 0 and the reference of the KL term.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import numpy as np
 import torch
 
 from echo2.learning.batch import TrainingRow
+from echo2.learning.memory import require_room
 from echo2.learning.packing import pack
 from echo2.learning.policy_model import PolicyModel
 
-GoldPair = tuple[Sequence[int], Sequence[int]]
-"""Prompt token ids as the engine gets them, and the gold reply's with its end-of-turn token."""
+GoldTalk = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Turn by turn: token ids as the engine gets them, and the gold reply's with its end-of-turn token."""
 
-GoldBatches = Callable[[int], Sequence[GoldPair]]
-"""Supervised step → its pairs; the same pairs for the same step."""
+GoldBatches = Callable[[int], Sequence[GoldTalk]]
+"""Supervised step → its talks; the same talks for the same step."""
 
 GRAD_NORM = 1.0
 """Largest gradient norm: the first steps of a random model are steep."""
@@ -30,8 +31,9 @@ def warm_start(policy: PolicyModel, gold: GoldBatches, *, steps: int, lr: float,
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
     loss = float("nan")
     for step in range(steps):
-        rows = [_row(group, prompt, reply) for group, (prompt, reply) in enumerate(gold(step))]
+        rows = [_row(group, talk) for group, talk in enumerate(gold(step))]
         micros = pack(rows, budget=micro_batch_tokens, share_prefixes=False)
+        require_room(policy, micros, micro_batch_tokens)
         tokens = sum(micro.targets for micro in micros)
         if tokens == 0:
             raise ValueError(f"supervised step {step} must have a gold reply, it has none")
@@ -47,7 +49,8 @@ def warm_start(policy: PolicyModel, gold: GoldBatches, *, steps: int, lr: float,
     return loss
 
 
-def _row(group: int, prompt: Sequence[int], reply: Sequence[int]) -> TrainingRow:
-    tokens = np.asarray([*prompt, *reply], np.int64)
-    loss = np.arange(len(tokens)) >= max(1, len(prompt))
+def _row(group: int, talk: GoldTalk) -> TrainingRow:
+    tokens = np.asarray([token for fed, reply in talk for token in (*fed, *reply)], np.int64)
+    loss = np.asarray([said for fed, reply in talk for said in [False] * len(fed) + [True] * len(reply)], np.bool_)
+    loss[:1] = False  # nothing predicts the first token
     return TrainingRow(group, tokens, loss, None, 0.0, 1.0, current=True, nucleus=False)

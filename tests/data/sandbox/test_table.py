@@ -38,3 +38,14 @@ def test_each_opponent_has_a_row_in_order() -> None:
     rows = compare([game(1, 0, 1, "b"), game(1, 0, 1, "a")], 2, "gold_lead", 1.0)
     assert [row["opponent"] for row in rows] == ["b", "a"]
     assert rows[0]["gain_per_game"] is None
+
+
+def test_two_players_are_compared_deal_by_deal() -> None:
+    """Deals worth 1 and 2 against deals worth 0 and 2: 0.5 more, ± 1.96 · 0.7071 / √2; a third deal has no other."""
+    ours = [game(1, 0, 50), game(1, 1, -48), game(2, 0, 2), game(2, 1, 2), game(3, 0, 90), game(3, 1, 90)]
+    theirs = [game(1, 0, -5), game(1, 1, 5), game(2, 0, 4), game(2, 1, 0), game(3, 0, 1)]
+    (row,) = compare(ours, 2, "gold_lead", 1.0, against=theirs)
+    assert row["gold_lead_more"] == 0.5
+    assert row["gold_lead_more_ci95"] == pytest.approx((0.5 - 0.98, 0.5 + 0.98), abs=0.001)
+    (alone,) = compare(ours, 2, "gold_lead", 1.0, against=[])
+    assert (alone["gold_lead_more"], alone["gold_lead_more_ci95"]) == (None, None)

@@ -214,6 +214,8 @@ async def test_recorded_games_train_as_off_policy_data(tmp_path: Path) -> None:
         ({"opponents": [{"name": "rock", "weight": 0}]}, "weight must be above 0"),
         ({"opponents": ["rock", "rock"]}, "different names"),
         ({"teacher": "hero"}, "teacher must be one of"),
+        ({"settings": {"brief": 1}}, "brief must be true or false"),
+        ({"sandbox": "moba", "settings": {"brief": 1}}, "brief must be true or false"),
     ],
 )
 def test_wrong_options_are_told_in_a_sentence(options: dict[str, object], words: str) -> None:
@@ -246,3 +248,51 @@ def test_poker_becomes_moba_by_one_line() -> None:
     for lines in (poker, moba):
         (table,) = tomllib.loads("\n".join(lines))["tasks"]
         assert load_task(TaskSection(**table)).prompt("train", 0).content["players"]
+
+
+@pytest.mark.parametrize("sandbox", ["poker", "moba"])
+@pytest.mark.parametrize("teacher", ["", "chance"])
+async def test_a_gold_talk_is_the_game_that_an_episode_with_the_same_replies_is(sandbox: str, teacher: str) -> None:
+    task = sandbox_task(sandbox=sandbox, teacher=teacher)
+    turns = 0
+    for index in range(6):
+        prompt = task.prompt("train", index)
+        talk = task.gold_talk(prompt)
+        assert talk is not None
+        replies = [message["content"] for message in talk if message["role"] == "assistant"]
+        assert replies[0] == task.gold_reply(prompt)
+        engine = Sampler(*replies)
+        (trajectory,) = await games(task, prompt, engine)
+        assert (len(engine.gave), trajectory.omega["faults"]) == (len(replies), 0)
+        assert engine.fed[0] == CHAT.render(talk[:2], thinking=False)
+        turns = max(turns, len(replies))
+    assert turns > 1
+
+
+@pytest.mark.parametrize("sandbox", ["poker", "moba"])
+async def test_a_brief_game_asks_in_a_line_and_plays_the_same(sandbox: str) -> None:
+    briefly, long = (sandbox_task(sandbox=sandbox, settings={"brief": brief}) for brief in (True, False))
+    short, full = (task.messages(task.prompt("train", 0)) for task in (briefly, long))
+    assert "\n" not in short[1]["content"]
+    assert sum(len(m["content"]) for m in short) < 0.5 * sum(len(m["content"]) for m in full)
+    for index in range(3):
+        (one,), (other,) = [
+            await games(task, task.prompt("train", index), Sampler("farm" if sandbox == "moba" else "all-in", "call"))
+            for task in (briefly, long)
+        ]
+        assert one.reward == other.reward
+
+
+def test_chance_teaches_every_kind_of_legal_reply() -> None:
+    task = sandbox_task(sandbox="moba", teacher="chance", settings={"brief": True})
+    assert {task.gold_reply(task.prompt("train", i)) for i in range(60)} == {
+        "farm",
+        "harass",
+        "siege",
+        "retreat",
+        "hold",
+    }
+    poker = sandbox_task(teacher="chance", settings={"brief": True, "stack": 4})
+    said = {(poker.gold_reply(poker.prompt("train", i)) or "").split()[0] for i in range(60)}
+    assert said == {"fold", "check", "call", "raise", "all-in"}
+    assert check(poker, 40).passed

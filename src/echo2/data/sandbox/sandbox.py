@@ -21,6 +21,8 @@ class Turn(msgspec.Struct, frozen=True):
     """The same for rule bots, as the game's own struct."""
     default: str
     """The action taken for a seat that gave none: the most harmless one, which is seldom the best."""
+    replies: tuple[str, ...] = ()
+    """Legal replies, one of every kind, for a player by chance; without any it takes ``default``."""
 
 
 class Outcome(msgspec.Struct, frozen=True):

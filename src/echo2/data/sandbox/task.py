@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import cached_property
 from pkgutil import iter_modules
 from random import Random
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from echo2.data.sandbox.catalogue import load_sandbox
 from echo2.data.sandbox.keys import Normalise, normalisation_key
@@ -27,7 +27,7 @@ from echo2.data.sandbox.play import briefing, play
 from echo2.data.sandbox.players import BotPlayer, Speaker
 from echo2.data.sandbox.recorded import Recorded, log_at, recite
 from echo2.data.sandbox.sandbox import Fault, Sandbox, Turn
-from echo2.data.sandbox.table import Game, compare
+from echo2.data.sandbox.table import compare, games_of
 from echo2.data.task import Episode, Message, Played, Score, Split, Talk, Task
 from echo2.errors import ConfigError
 from echo2.types import Prompt
@@ -35,6 +35,8 @@ from echo2.types import Prompt
 _COURSE = ("keys", "log", "opponents", "play", "players", "recorded", "replies", "sandbox")
 """Modules of this package that what happens in a game depends on."""
 
+CHANCE = "chance"
+"""Teacher that says any legal action."""
 MOST_DEALS = 1000
 """Of one episode: an opponent that folds everything would otherwise never let the policy act."""
 
@@ -46,8 +48,8 @@ class SandboxTask(Task):
     (``module:Class``) and ``options``; each game draws from them. All bots alike by default.
     normalise: whose returns an advantage is measured against: ``deal`` (the group: same cards, seat and opponents),
     ``similar`` (games of the batch with a like start and the same opponents), ``batch`` (all of the batch).
-    retries: how often a reply that is no action is asked for again.  teacher: the bot whose first action is the gold
-    reply, for checks and warm starts; the sandbox's last by default.
+    retries: how often a reply that is no action is asked for again.  teacher: who gives the gold replies of checks and
+    warm starts: a bot, by default the sandbox's last, or ``chance``, any legal action: how to speak, not how to play.
     logs_path: recorded games (JSONL) to train on instead of playing.  logs_together: how many make a group; the run's
     group size, or some are said twice.  seed: which deals, seats and opponents come.
     """
@@ -75,8 +77,8 @@ class SandboxTask(Task):
         for key, value, least in (("retries", retries, 0), ("seed", seed, 0), ("logs_together", logs_together, 1)):
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
                 faults.append(f"{key} must be an integer of at least {least}, got {value!r}")
-        if teacher and teacher not in game.bots:
-            faults.append(f"teacher must be one of {', '.join(game.bots)}, got {teacher!r}")
+        if teacher and teacher not in (*game.bots, CHANCE):
+            faults.append(f"teacher must be one of {', '.join(game.bots)}, {CHANCE}, got {teacher!r}")
         if faults:
             raise ConfigError([f"sandbox {sandbox}: {fault}" for fault in faults])
         self._rules = briefing(game, retries)
@@ -112,43 +114,36 @@ class SandboxTask(Task):
         """The rules and the first state the seat gets where rule bots sit; models are taken to do the default."""
         if "logs" in prompt.content:
             return messages_of(log_at(prompt, 0))[:2]
-        _, turn, _ = self._opening(prompt)
+        turn = self._opening(prompt).turn
         return [{"role": "system", "content": self._rules}, {"role": "user", "content": turn.state}]
 
     def score(self, prompt: Prompt, reply: str) -> Score:
         """Whether a first reply is a legal action: 1 or 0. A whole game is scored by ``rollout``."""
         if "logs" in prompt.content:
             return Score(1.0, "recorded")
-        game, _, _ = self._opening(prompt)
-        done = game.step(reply)
+        done = self._opening(prompt).game.step(reply)
         return Score(0.0, done.status) if isinstance(done, Fault) else Score(1.0, "legal")
 
     def gold_reply(self, prompt: Prompt) -> str | None:
         if "logs" in prompt.content:
             return log_at(prompt, 0).entries[0].action
-        game, turn, _ = self._opening(prompt)
-        return self._taught(game, turn, self._teacher_draw(prompt))
+        opening = self._opening(prompt)
+        return self._taught(opening.game, opening.turn, _teachers_draw(prompt))
 
-    def gold_turns(self, prompt: Prompt) -> list[Message]:
-        """The whole game as the teacher plays it; models at the table are taken to do the default."""
+    def gold_talk(self, prompt: Prompt) -> list[Message] | None:
+        """The teacher's whole game against the prompt's rule bots; models are taken to do the default."""
         if "logs" in prompt.content:
-            return messages_of(log_at(prompt, 0))[2:]
-        game, turn, bots = self._opening(prompt)
-        draw, seat = self._teacher_draw(prompt), turn.seat
-        messages: list[Message] = []
-        coming: Turn | None = turn
-        while coming is not None:
-            bot = bots[coming.seat]
-            if coming.seat == seat:
-                reply = self._taught(game, coming, draw)
-                asked: list[Message] = [{"role": "user", "content": coming.state}] if messages else []
-                messages += [*asked, {"role": "assistant", "content": reply}]
-            else:
-                reply = coming.default if bot is None else bot.answer(coming)
-            done = game.step(reply)
-            assert not isinstance(done, Fault), "bots say what is legal"
-            coming = done.turn
-        return messages
+            return messages_of(log_at(prompt, 0))
+        opening, draw = self._opening(prompt), _teachers_draw(prompt)
+        game, seat = opening.game, prompt.content["seat"]
+        talk: list[Message] = [{"role": "system", "content": self._rules}]
+        turn: Turn | None = opening.turn
+        while turn is not None:
+            reply = self._taught(game, turn, draw) if turn.seat == seat else opening.other(turn)
+            if turn.seat == seat:
+                talk += [{"role": "user", "content": turn.state}, {"role": "assistant", "content": reply}]
+            turn = _taken(game, reply)
+        return talk
 
     # ---- episodes ----------------------------------------------------------------------------------------------
 
@@ -186,22 +181,11 @@ class SandboxTask(Task):
                 if entries:
                     yield self._log(game, deal, seat, names, entries)
 
-    def table(self, played: Sequence[Played]) -> list[dict[str, Any]]:
+    def table(self, played: Sequence[Played], against: Sequence[Played] | None = None) -> list[dict[str, Any]]:
         """Per opponent: gain per game (the paper's Table 4) and the sandbox's measure with its 95 % interval."""
         game = self._new()
-        games = [
-            Game(
-                opponent=" + ".join(sorted(set(omega["opponents"]))),
-                deal=omega["deal"],
-                seat=omega["seat"],
-                gain=omega["gain"],
-                replies=len(omega["rewards"]),
-                faults=omega["faults"],
-            )
-            for _, _, omega in played
-            if "opponents" in omega
-        ]
-        return compare(games, game.seats, *game.measure)
+        other = None if against is None else games_of(against)
+        return compare(games_of(played), game.seats, *game.measure, against=other)
 
     def judging_modules(self) -> Sequence[str]:
         """What a game's course depends on: this package's modules, the sandbox's own, and those in its folder."""
@@ -228,26 +212,20 @@ class SandboxTask(Task):
         return GameLog(self._sandbox, seed, seat, names, self._rules, entries, gain, likeness)
 
     def _taught(self, game: Sandbox, turn: Turn, draw: Random) -> str:
+        if self._teacher == CHANCE:
+            return draw.choice(turn.replies or (turn.default,))
         return game.bots[self._teacher](turn.view, draw)
 
-    @staticmethod
-    def _teacher_draw(prompt: Prompt) -> Random:
-        return Random(f"teacher/{prompt.content['deal']}")
-
-    def _opening(self, prompt: Prompt) -> tuple[Sandbox, Turn, list[BotPlayer | None]]:
-        """A game in which it is the seat's first turn, and the bots at its table."""
+    def _opening(self, prompt: Prompt) -> _Opening:
         seat, names = prompt.content["seat"], prompt.content["players"]
         for again in range(MOST_DEALS):
             game, seed = self._new(), _again(prompt.content["deal"], again)
             turn: Turn | None = game.reset(seed)
             bots = [self._opponents.bot(name, seed, place) for place, name in enumerate(names)]
             while turn is not None and turn.seat != seat:
-                bot = bots[turn.seat]
-                done = game.step(turn.default if bot is None else bot.answer(turn))
-                assert not isinstance(done, Fault), "bots say what is legal"
-                turn = done.turn
+                turn = _taken(game, _by_rule(bots[turn.seat], turn))
             if turn is not None:
-                return game, turn, bots
+                return _Opening(game, turn, bots)
         raise _never(seat)
 
     async def _play(self, prompt: Prompt, talk: Talk) -> tuple[GameLog, float, int]:
@@ -270,6 +248,32 @@ class SandboxTask(Task):
                 return self._log(game, seed, seat, names, entries), first_gain, again + 1
             await asyncio.sleep(0)  # rule bots alone never wait: let others run
         raise _never(seat)
+
+
+class _Opening(NamedTuple):
+    """A game in which it is the policy's first turn."""
+
+    game: Sandbox
+    turn: Turn
+    bots: list[BotPlayer | None]
+    """[seats] None where the policy or a model sits"""
+
+    def other(self, turn: Turn) -> str:
+        return _by_rule(self.bots[turn.seat], turn)
+
+
+def _by_rule(bot: BotPlayer | None, turn: Turn) -> str:
+    return turn.default if bot is None else bot.answer(turn)
+
+
+def _taken(game: Sandbox, reply: str) -> Turn | None:
+    done = game.step(reply)
+    assert not isinstance(done, Fault), "bots say what is legal"
+    return done.turn
+
+
+def _teachers_draw(prompt: Prompt) -> Random:
+    return Random(f"teacher/{prompt.content['deal']}")
 
 
 def _deal_seed(seed: int, split: str, index: int) -> int:

@@ -23,7 +23,7 @@ from echo2.data.sandbox.moba.lane import (
     Lane,
     Move,
 )
-from echo2.data.sandbox.moba.view import View, state_text
+from echo2.data.sandbox.moba.view import View, brief_text, state_text
 from echo2.data.sandbox.replies import action_text
 from echo2.data.sandbox.sandbox import Bot, Fault, Outcome, Turn
 from echo2.errors import ConfigError
@@ -34,14 +34,16 @@ _DEFAULT = "Action: hold"
 
 
 class LaneDuel:
-    """ticks: length of a game in which no tower falls."""
+    """ticks: length of a game in which no tower falls.  brief: rules and states of a line, for short contexts."""
 
     seats = 2
 
-    def __init__(self, *, ticks: int = 12) -> None:
+    def __init__(self, *, ticks: int = 12, brief: bool = False) -> None:
         if not isinstance(ticks, int) or isinstance(ticks, bool) or not 1 <= ticks <= MAX_TICKS:
             raise ConfigError(f"moba: ticks must be an integer in 1..{MAX_TICKS}, got {ticks!r}")
-        self._ticks = ticks
+        if not isinstance(brief, bool):
+            raise ConfigError(f"moba: brief must be true or false, got {brief!r}")
+        self._ticks, self._brief = ticks, brief
         self._lane: Lane | None = None
         self._chosen: dict[int, Move] = {}
         self._news: list[str] = []
@@ -49,6 +51,8 @@ class LaneDuel:
 
     @property
     def rules(self) -> str:
+        if self._brief:
+            return f"Two heroes, one lane: have more gold (g) and save your tower (t). Say {', '.join(MOVES)}."
         return (
             "You play a hero in a lane against another hero; have more gold than it at the end. Both choose at the same"
             f" time. farm: hit the enemy's front creep for {FARM_DAMAGE}; the hit that kills it brings {LAST_HIT_GOLD}"
@@ -143,4 +147,5 @@ class LaneDuel:
             news=self._news[seat],
         )
         self._news[seat] = ""
-        return Turn(seat, state_text(view, HERO_HP, TOWER_HP), view, _DEFAULT)
+        state = brief_text(view) if self._brief else state_text(view, HERO_HP, TOWER_HP)
+        return Turn(seat, state, view, _DEFAULT, MOVES if self._brief else tuple(f"Action: {move}" for move in MOVES))

@@ -35,5 +35,15 @@ def state_text(view: View, full_hp: int, full_tower: int) -> str:
     return "\n".join(lines)
 
 
+def brief_text(view: View) -> str:
+    """One line. Example: ``5 left. You 12hp 0g 20t, foe 4hp 40g 17t, creeps 3 0``: the foe's creep comes first."""
+    foe = f"away {view.enemy_away}" if view.enemy_away else f"{view.enemy_hp}hp"
+    return (
+        f"{view.ticks_left} left. You {view.hp}hp {view.gold}g {max(0, view.tower)}t,"
+        f" foe {foe} {view.enemy_gold}g {max(0, view.enemy_tower)}t,"
+        f" creeps {max(0, view.enemy_creep)} {max(0, view.creep)}"
+    )
+
+
 def _creep(hp: int) -> str:
     return f"{hp} hp" if hp > 0 else "dead"

@@ -66,6 +66,16 @@ class Bounds(msgspec.Struct, frozen=True):
             words.append("all-in")
         return ", ".join(words)
 
+    @property
+    def examples(self) -> list[str]:
+        """One legal action of every kind; of bets and raises the least."""
+        words = ["fold", "call"] if self.to_call else ["check"]
+        if self.min_to is not None:
+            words.append(f"{'raise to' if self.facing else 'bet'} {self.min_to}")
+        if self.min_to is not None or self.stack <= self.to_call:
+            words.append("all-in")
+        return words
+
 
 def read(reply: str) -> Action | Fault:
     """The action a reply names, whatever the state of the game."""

@@ -15,7 +15,7 @@ from echo2.data.sandbox.poker.actions import read, settle
 from echo2.data.sandbox.poker.bots import BOTS
 from echo2.data.sandbox.poker.cards import chen, shuffled
 from echo2.data.sandbox.poker.hand import Hand
-from echo2.data.sandbox.poker.text import Opponent, View, positions, rules_text, state_text
+from echo2.data.sandbox.poker.text import Opponent, View, brief_text, positions, rules_text, state_text
 from echo2.data.sandbox.sandbox import Bot, Fault, Outcome, Turn
 from echo2.errors import ConfigError
 
@@ -29,7 +29,7 @@ class Poker:
     """seats: 2 to 6.  small_blind, big_blind, stack: whole chips; ``stack`` may also be a list, one for each seat.
 
     hands: hands of one game.  carry: stacks go on into the next hand, and a seat without chips is out; otherwise every
-    hand begins with full stacks.
+    hand begins with full stacks.  brief: rules and states of a line, for short contexts.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Poker:
         stack: int | list[int] = 200,
         hands: int = 1,
         carry: bool = False,
+        brief: bool = False,
     ) -> None:
         stacks = stack if isinstance(stack, list) else [stack] * min(seats if isinstance(seats, int) else 0, MAX_SEATS)
         faults = [
@@ -60,11 +61,15 @@ class Poker:
             faults.append(f"poker: stack must be more than a big blind of {big_blind}, got {min(stacks)}")
         if not faults and len(stacks) != seats:
             faults.append(f"poker: stack must be a number or one for each of the {seats} seats, got {len(stacks)}")
-        faults += [f"poker: carry must be true or false, got {v!r}" for v in (carry,) if not isinstance(v, bool)]
+        faults += [
+            f"poker: {name} must be true or false, got {value!r}"
+            for name, value in (("carry", carry), ("brief", brief))
+            if not isinstance(value, bool)
+        ]
         if faults:
             raise ConfigError(faults)
         self._stacks, self._blinds = tuple(stacks), (small_blind, big_blind)
-        self._hands, self._carry = hands, carry
+        self._hands, self._carry, self._brief = hands, carry, brief
         self._seed = 0
         self._number = 0
         self._banks = list(stacks)
@@ -87,7 +92,7 @@ class Poker:
 
     @property
     def rules(self) -> str:
-        return rules_text(self.seats, self._blinds)
+        return rules_text(self.seats, self._blinds, self._brief)
 
     @property
     def currency(self) -> str:
@@ -95,7 +100,7 @@ class Poker:
 
     @property
     def default_rule(self) -> str:
-        return "you check if that is free, and fold if it is not"
+        return "you check or fold" if self._brief else "you check if that is free, and fold if it is not"
 
     @property
     def fault_cost(self) -> float:
@@ -228,7 +233,8 @@ class Poker:
         )
         self._events[seat] = []
         default = "Action: fold" if view.bounds.to_call else "Action: check"
-        return Turn(seat, state_text(view), view, default)
+        replies = tuple(words if self._brief else f"Action: {words}" for words in view.bounds.examples)
+        return Turn(seat, brief_text(view) if self._brief else state_text(view), view, default, replies)
 
     def _opponents(self, hand: Hand, names: Sequence[str], place: int) -> list[Opponent]:
         others = [(place + i) % len(self._order) for i in range(1, len(self._order))]

@@ -58,8 +58,10 @@ def positions(players: int) -> tuple[str, ...]:
     return ("small blind", "big blind", *middle, "button")
 
 
-def rules_text(players: int, blinds: tuple[int, int]) -> str:
+def rules_text(players: int, blinds: tuple[int, int], brief: bool = False) -> str:
     small, big = blinds
+    if brief:
+        return f"Hold'em, {players} players, blinds {small}/{big}. Reply with one action."
     button = " The button posts the small blind." if players == 2 else ""
     return (
         f"You play No-Limit Texas Hold'em, {players} players, blinds {small}/{big}.{button} Win as many chips as you"
@@ -85,6 +87,15 @@ def state_text(view: View) -> str:
         lines.append(f"To call: {bounds.to_call}. Pot odds: {100 * view.pot_odds:.1f} %.")
     lines.append(f"You may: {bounds}.")
     return "\n".join(lines)
+
+
+def brief_text(view: View) -> str:
+    """One line, without what others did and have. Example: ``button: Ah Kd / Qs Th 2c, pot 6, 8 behind: check, bet 2``.
+
+    What others put in shows in the pot and in the price of a call.
+    """
+    cards = f"{' '.join(view.hole)} / {' '.join(view.board) or '-'}"
+    return f"{view.position}: {cards}, pot {view.pot}, {view.bounds.stack} behind: {view.bounds}"
 
 
 def _cards(cards: Sequence[str]) -> str:
