@@ -234,8 +234,8 @@ async def test_the_warm_start_makes_version_0_and_the_reference_of_a_resumed_run
     plain = learning_config(model_dir, kl_beta=0.1)
     config = plain.model_copy(update={"model": plain.model.model_copy(update={"warm_start_steps": 2})})
 
-    def gold(_: int) -> list[tuple[list[int], list[int]]]:
-        return [([1, 2], [3, 4])]
+    def gold(_: int) -> list[list[tuple[list[int], list[int]]]]:
+        return [[([1, 2], [3, 4])]]
 
     learner = open_learner(config, tmp_path, gold=gold)
     version_0 = weights(learner)
