@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from echo2.data.sandbox import endpoint
 from echo2.data.sandbox.endpoint import Endpoint
 from echo2.data.task import Message
 from echo2.errors import ConfigError, EngineError
+from echo2.transport import json_line
 
 ASKED: list[Message] = [{"role": "system", "content": "rules"}, {"role": "user", "content": "Hand: [Ah, Kd]"}]
 
@@ -48,7 +48,7 @@ async def test_a_reply_is_asked_for_with_the_whole_conversation(monkeypatch: pyt
 
 
 async def test_a_busy_endpoint_is_asked_again_and_a_refusal_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(json_line, "FIRST_PAUSE_S", 0.0)
     answers = [
         web.Response(status=503),
         web.Response(status=429),
