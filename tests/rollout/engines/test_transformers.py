@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import TinyModel
+from tiny_models import reference_logprobs as reference
 
 from echo2.errors import EngineError, UserError
 from echo2.rollout.engine import ActivationMode, Completion
 from echo2.rollout.engines.transformers import TransformersEngine
 from echo2.types import FinishReason, Policy, Sampling
 
-TinyModel = Any
-"""The fixture class of conftest.py, which tests cannot import."""
 KINDS = ["llama", "tied-llama", "qwen3", "windowed", "gpt2"]
 V0, V1 = Policy(0, 0), Policy(0, 1)
 PROMPT = [5, 6, 7, 8, 9]
@@ -38,14 +38,6 @@ async def serving(tiny: TinyModel, dtype: str = "float32") -> AsyncIterator[Tran
         yield engine
     finally:
         await engine.close()
-
-
-def reference(model: Any, prompt: Sequence[int], reply: Sequence[int], temperature: float) -> torch.Tensor:
-    """[L] log-probs of the reply's tokens from one fresh forward pass."""
-    token_ids = torch.tensor([[*prompt, *reply]])
-    with torch.no_grad():
-        logits = model(input_ids=token_ids).logits[0, len(prompt) - 1 : -1].float()
-    return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(reply)[:, None])[:, 0]
 
 
 def assert_true_logprobs(model: Any, prompt: Sequence[int], completion: Completion, temperature: float) -> None:

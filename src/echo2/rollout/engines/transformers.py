@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from echo2.errors import EngineError, UserError
-from echo2.rollout.engine import ActivationMode, Capabilities, Completion
+from echo2.rollout.engine import ActivationMode, Capabilities, Completion, Heard
 from echo2.rollout.engines.decoding import DecodeBatch, Generation
 from echo2.rollout.engines.weights import compute_dtype, install_weights, read_weights
 from echo2.types import Policy, Sampling
@@ -48,6 +48,7 @@ class TransformersEngine:
         self._waiting: deque[Generation] = deque()
         self._aside: tuple[Policy, dict[str, Tensor]] | None = None
         self._installed: Policy | None = None
+        self._fault: str | None = None
         self._switching = 0
         self._turn = asyncio.Lock()
         # OpenMP counts threads per calling thread, so the number is set inside the one that computes.
@@ -68,7 +69,13 @@ class TransformersEngine:
         dtype: torch.dtype = self._model.dtype
         return dtype
 
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, n: int) -> list[Completion]:
+    @property
+    def fault(self) -> str | None:
+        return self._fault
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, n: int, heard: Heard | None = None
+    ) -> list[Completion]:
         if self._installed is None:
             raise EngineError("a policy must be installed before anything is generated; activate one first")
         generation = Generation(token_ids, sampling, n, self._context)
@@ -82,7 +89,11 @@ class TransformersEngine:
             generation.withdrawn = True
         if generation.failure is not None:
             raise generation.failure
-        return [row.completion() for row in generation.rows]
+        group = [row.completion() for row in generation.rows]
+        if heard is not None:
+            for position, completion in enumerate(group):
+                heard(position, completion)
+        return group
 
     async def prefetch(self, policy: Policy, folder: Path) -> None:
         loop = asyncio.get_running_loop()
