@@ -119,14 +119,14 @@ async def _engine(config: Config, folder: Path) -> tuple[Engine, ChatFormat]:
     """The run's engine and chat format, with the model installed."""
     from echo2.broadcast.pack import pack_directory
     from echo2.data.chat import ByteChat
-    from echo2.rollout.engines import build_engine
+    from echo2.rollout.engines import WITHOUT_MODEL, build_engine
     from echo2.types import Policy
 
     policy = Policy(0, 0)
-    scripted = config.rollout.engine == "scripted"
+    without_model = config.rollout.engine in WITHOUT_MODEL
     model_dir: Path | None = None
     chat: ChatFormat = ByteChat()
-    if not scripted:
+    if not without_model:
         from echo2.data.template_chat import TemplateChat
         from echo2.learning.pretrained import resolve_model
 
@@ -137,8 +137,9 @@ async def _engine(config: Config, folder: Path) -> tuple[Engine, ChatFormat]:
     else:
         dtype = config.model.snapshot_dtype
     engine = build_engine(
-        config.rollout.engine, model_dir, device=config.workers.device, threads=config.learning.threads, dtype=dtype
-    )
+        config.rollout.engine, model_dir, device=config.workers.device, threads=config.learning.threads, dtype=dtype,
+        server=config.server, folder=folder / "engine",
+    )  # fmt: skip
     await engine.prefetch(policy, folder / "snapshot")
     await engine.activate(policy)
     return engine, chat

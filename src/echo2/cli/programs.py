@@ -73,6 +73,13 @@ def worker(
             "--usd-per-h", min=0, max=1e5, help="What this worker costs, instead of what the run's configuration says."
         ),
     ] = None,
+    server: Annotated[
+        Path | None,
+        typer.Option(
+            "--server", envvar="ECHO2_SERVER", metavar="FILE",
+            help="TOML file whose [server] table describes the inference server of this machine.",
+        ),
+    ] = None,
 ) -> None:
     """Join a run and generate until it ends; SIGTERM drains."""
     import socket
@@ -84,7 +91,7 @@ def worker(
         raise typer.BadParameter(f"--name must be letters, digits, dots, dashes and underscores, got {called!r}")
     if usd_per_h is not None and usd_per_h != usd_per_h:
         raise typer.BadParameter("--usd-per-h must be a number, got nan")
-    asyncio.run(run_worker(join, called, folder or Path("echo2-worker") / called, device, threads, usd_per_h))
+    asyncio.run(run_worker(join, called, folder or Path("echo2-worker") / called, device, threads, usd_per_h, server))
 
 
 def _folder_for(place: Path, overrides: list[str], *, listens: bool) -> RunFolder:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from echo2.data.task import Message
 from echo2.types import FinishReason, Policy, Sampling
 
 
@@ -55,6 +56,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """The same seed gives the same tokens, whatever else is being generated."""
     top_p_logprobs: bool = True
     """With top-p below 1 log-probs are still over the whole vocabulary (PROTOCOL §4)."""
+    restarts: bool = False
+    """An install stops the server and starts it anew, which takes as long as that does."""
     fresh_caches: bool = True
     """``continue`` recomputes what the old weights had cached, so each token's log-prob is its version's own."""
 
@@ -100,6 +103,28 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """One reply of an engine that takes conversations."""
+
+    text: str
+    policy_min: Policy
+    policy_max: Policy
+    finish_reason: FinishReason
+
+
+class SpeakingEngine(Engine, Protocol):
+    """An engine whose ``token_in`` is False: a server that applies the chat template itself.
+
+    ``generate`` raises EngineError. What tokens it fed and sampled is not known; whoever records its replies says so.
+    """
+
+    async def speak(
+        self, messages: Sequence[Message], sampling: Sampling, n: int, *, thinking: bool
+    ) -> list[Spoken]:
+        """n replies to one conversation, in order. Raises EngineError."""
+        ...
 
 
 def policy_span(policies: Sequence[Policy]) -> tuple[Policy, Policy, tuple[int, ...] | None]:

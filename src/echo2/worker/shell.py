@@ -18,6 +18,7 @@ from random import Random
 
 from echo2.broadcast.relay.client import RelayClient
 from echo2.config.root import Config
+from echo2.config.server_file import load_server
 from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.registry import load_tasks
 from echo2.data.template_chat import TemplateChat
@@ -48,14 +49,15 @@ async def run_worker(
     device: str | None = None,
     threads: int | None = None,
     usd_per_h: float | None = None,
+    server: Path | None = None,
 ) -> None:
     """Join the run, work until drained. ``device``, ``threads`` and ``usd_per_h`` override what the run's
-    configuration says.
+    configuration says; ``server`` is the file whose [server] table describes this machine's inference server.
 
     Raises UserError or Unauthorised for a join string that is no good, Refused when tasks differ, Starved when the
     coordinator fell silent.
     """
-    life = WorkerLife(join, name, folder, device, threads, usd_per_h)
+    life = WorkerLife(join, name, folder, device, threads, usd_per_h, server)
     await run_program(life.run(), life.stop)
 
 
@@ -70,8 +72,11 @@ class WorkerLife:
         device: str | None,
         threads: int | None,
         usd_per_h: float | None = None,
+        server: Path | None = None,
     ) -> None:
         self._join = read_join(join)
+        # From this machine alone, never from the coordinator's configuration: it says which program is run here.
+        self._server = load_server(server)
         self._name = name
         self._folder = folder
         self._device = device
@@ -121,6 +126,9 @@ class WorkerLife:
             threads=config.workers.threads if self._threads is None else self._threads,
             dtype=config.model.snapshot_dtype,
             pace=Pace(config.rehearsal.group_s, config.rehearsal.group_spread),
+            server=self._server,
+            folder=self._folder / "engine",
+            events=self._events,
         )  # fmt: skip
         opened.push_async_callback(engine.close)
         options = WorkerOptions(

@@ -60,19 +60,21 @@ class _Description(msgspec.Struct, frozen=True):
 
 
 def lay_out(
-    snapshot: Path, policy: Policy, model_dir: Path, into: Path, dtype: str, fitting: Shapes | None
+    snapshot: Path, policy: Policy, model_dir: Path, into: Path, dtype: str, fitting: Checkpoint | None
 ) -> Checkpoint:
     """Make ``into``/POLICY of a verified snapshot folder. Raises EngineError.
 
-    dtype: element type the run's snapshots must have (field report E12).  fitting: of the snapshot before, None for
-    the first: that one is compared with nothing but what the server makes of it.
+    dtype: element type the run's snapshots must have (field report E12).  fitting: the full weights that
+    are installed, None for the first: those are compared with nothing but what the server makes of them.
     """
     described = _described(snapshot, policy, dtype)
     is_adapter = described.kind is SnapshotKind.ADAPTER
     weights = snapshot / (ADAPTER_NAME if is_adapter else OBJECT_NAME)
     shapes = _shapes(weights, policy)
-    if fitting is not None and shapes != fitting:
-        raise EngineError(f"snapshot {policy} must hold the model's tensors: {_difference(shapes, fitting)}")
+    if fitting is not None and not is_adapter and shapes != fitting.shapes:
+        raise EngineError(f"snapshot {policy} must hold the model's tensors: {_difference(shapes, fitting.shapes)}")
+    if absent := sorted(set(described.aliases.values()) - shapes.keys()):
+        raise EngineError(f"snapshot {policy} must hold the tensors it ties others to: {absent[:3]} are missing")
     folder = into / str(policy)
     remove_folder(folder)
     aside = into / f"{policy}.making"
