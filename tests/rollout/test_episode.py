@@ -15,7 +15,7 @@ from echo2.data.registry import load_task
 from echo2.data.task import Episode, Message, Score, Split, Talk, Task
 from echo2.errors import EngineError
 from echo2.rollout.apart import judged_apart
-from echo2.rollout.engine import Completion
+from echo2.rollout.engine import ActivationMode, Capabilities, Completion
 from echo2.rollout.episode import run_group
 from echo2.transport.messages import LeaseGrant, RowSubmission
 from echo2.types import FinishReason, Policy, Prompt, RowStatus, Sampling, Trajectory
@@ -40,6 +40,7 @@ class StubEngine:
     """Answers with given completions, in order, and keeps what it was fed."""
 
     installed: Policy | None = NOW
+    capabilities = Capabilities(logprobs=True, token_in=True, modes=frozenset(ActivationMode))
 
     def __init__(self, *completions: Completion | Exception | float) -> None:
         self._next = list(completions)

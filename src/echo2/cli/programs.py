@@ -76,7 +76,9 @@ def worker(
     server: Annotated[
         Path | None,
         typer.Option(
-            "--server", envvar="ECHO2_SERVER", metavar="FILE",
+            "--server",
+            envvar="ECHO2_SERVER",
+            metavar="FILE",
             help="TOML file whose [server] table describes the inference server of this machine.",
         ),
     ] = None,

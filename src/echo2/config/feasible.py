@@ -164,8 +164,8 @@ def _server(config: Config) -> Iterator[Fault]:
     if server.url and (server.command or server.arguments):
         yield Fault(
             ("server.url", "server.command", "server.arguments"),
-            "server.command and server.arguments are for a server that the worker starts, and server.url names one that "
-            "runs already: give one or the other",
+            "server.command and server.arguments are for a server that the worker starts, and server.url names one "
+            "that runs already: give one or the other",
         )
     if engine == "openai" and not server.url:
         yield Fault(

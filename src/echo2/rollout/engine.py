@@ -120,9 +120,7 @@ class SpeakingEngine(Engine, Protocol):
     ``generate`` raises EngineError. What tokens it fed and sampled is not known; whoever records its replies says so.
     """
 
-    async def speak(
-        self, messages: Sequence[Message], sampling: Sampling, n: int, *, thinking: bool
-    ) -> list[Spoken]:
+    async def speak(self, messages: Sequence[Message], sampling: Sampling, n: int, *, thinking: bool) -> list[Spoken]:
         """n replies to one conversation, in order. Raises EngineError."""
         ...
 

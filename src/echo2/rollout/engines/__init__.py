@@ -33,7 +33,7 @@ def build_engine(
     dtype: str,
     pace: Pace = Pace(),  # noqa: B008
     server: ServerSection = ServerSection(),  # noqa: B008 - immutable
-    folder: Path = Path("engine"),  # noqa: B008 - immutable
+    folder: Path = Path("engine"),
     events: EventLog | None = None,
 ) -> Engine:
     """The engine named ``kind``, with nothing installed yet.
@@ -56,7 +56,9 @@ def build_engine(
     if kind in SERVERS:
         return _server_engine(kind, model_dir, folder, dtype, server, threads, events)
     if kind != "transformers":
-        raise ConfigError(f"rollout.engine must be transformers, scripted, {', '.join(SERVERS)} or openai, got {kind!r}")
+        raise ConfigError(
+            f"rollout.engine must be transformers, scripted, {', '.join(SERVERS)} or openai, got {kind!r}"
+        )
     try:
         from echo2.rollout.engines.transformers import TransformersEngine
     except ModuleNotFoundError as error:
@@ -77,8 +79,8 @@ def _server_engine(
     events: EventLog | None,
 ) -> Engine:
     from echo2.rollout.engines.servers.engine import ServerEngine
-    from echo2.rollout.engines.servers.speaking import SpeakingServerEngine
     from echo2.rollout.engines.servers.host import ExternalHost, Host, ManagedHost
+    from echo2.rollout.engines.servers.speaking import SpeakingServerEngine
     from echo2.shell import ConsoleEvents
 
     dialect = _dialect(kind, server)
@@ -111,5 +113,7 @@ def _key(server: ServerSection) -> str:
         return ""
     key = os.environ.get(server.key_variable)
     if not key:
-        raise UserError(f"server.key_variable must name a variable that holds the key, {server.key_variable} is not set")
+        raise UserError(
+            f"server.key_variable must name a variable that holds the key, {server.key_variable} is not set"
+        )
     return key

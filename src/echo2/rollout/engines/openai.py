@@ -49,9 +49,7 @@ class OpenAIEngine:
     ) -> list[Completion]:
         raise EngineError("an OpenAI-style endpoint must be asked with messages, it takes no tokens")
 
-    async def speak(
-        self, messages: Sequence[Message], sampling: Sampling, n: int, *, thinking: bool
-    ) -> list[Spoken]:
+    async def speak(self, messages: Sequence[Message], sampling: Sampling, n: int, *, thinking: bool) -> list[Spoken]:
         policy = self.installed
         if policy is None:
             raise EngineError("a policy must be installed before anything is generated; activate one first")

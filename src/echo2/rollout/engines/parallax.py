@@ -144,11 +144,11 @@ class Parallax:
         await line.ask("POST", REFIT, order, deadline_s=LOOK_S)
         try:
             async with asyncio.timeout(deadline_s):
-                while await self._stamp(line) < stamp:
-                    await asyncio.sleep(POLL_S)
+                await self._taken(line, stamp)
         except TimeoutError:
             raise EngineError(
-                f"the nodes must have taken policy {checkpoint.policy} within {deadline_s:g} s, they report an older one"
+                f"the nodes must have taken policy {checkpoint.policy} within {deadline_s:g} s, "
+                "they report an older one"
             ) from None
         for name in set(old) - set(self._put):
             await asyncio.to_thread(blocks.forget, name)
@@ -158,6 +158,13 @@ class Parallax:
         names = {tensor: blocks.put(block) for tensor, block in tensor_blocks(checkpoint.weights)}
         self._put = list(names.values())
         return names
+
+    async def _taken(self, line: JsonLine, stamp: float) -> None:
+        """Until the nodes report this refit, or a newer one."""
+        while True:
+            if await self._stamp(line) >= stamp:
+                return
+            await asyncio.sleep(POLL_S)
 
     async def _stamp(self, line: JsonLine) -> float:
         body = await line.ask("GET", REFITTED, deadline_s=LOOK_S)

@@ -1,12 +1,12 @@
 """SGLang's dialect.
 
-Invariant (I8): a prompt goes in as token ids by ``/generate``, and the tokens of a reply are those that its log-probs are
-of, the ending one included; every sampling field is sent, so that no default of a model applies.
+Invariant (I8): a prompt goes in as token ids by ``/generate``, and the tokens of a reply are those that its log-probs
+are of, the ending one included; every sampling field is sent, so that no default of a model applies.
 
-Log-probs are over the whole vocabulary at the sampling temperature, whatever top-p cut away: SGLang takes them before it
-samples, unless ``SGLANG_RETURN_ORIGINAL_LOGPROB`` is set, which a managed server has not. Weights are taken from a folder
-by ``/update_weights_from_disk``, which also names them; every reply says that name. It is read when the reply is made, so
-a switch inside a reply would not show: there is none, because the engine lets no request run through a switch.
+Log-probs are over the whole vocabulary at the sampling temperature, whatever top-p cut away: SGLang takes them before
+it samples, unless ``SGLANG_RETURN_ORIGINAL_LOGPROB`` is set, which a managed server has not. Weights are taken from a
+folder by ``/update_weights_from_disk``, which also names them; every reply says that name. It is read when the reply is
+made, so a switch inside a reply would not show: there is none, because the engine lets no request run through a switch.
 ``ignore_eos`` would turn our own stop tokens off as well; where the tokenizer's end token is not one of them, a reply
 that ends there is gone on with.
 """

@@ -1,12 +1,12 @@
 """vLLM's dialect.
 
-Invariant (I8): a prompt goes in as token ids and a reply comes back as token ids, by ``/inference/v1/generate`` where the
-server offers it, else by ``/v1/completions``; every sampling field is sent, so that no default of a model applies.
+Invariant (I8): a prompt goes in as token ids and a reply comes back as token ids, by ``/inference/v1/generate`` where
+the server offers it, else by ``/v1/completions``; every sampling field is sent, so that no default of a model applies.
 
 Log-probs are vLLM's *processed* ones, at the sampling temperature. With top-p below 1 those are of the nucleus alone,
 which is not the convention of a record, so such replies have none. Weights are taken while the server runs through
 ``/collective_rpc`` (``reload_weights`` from a folder) and named through ``/update_weight_version``: development routes,
-which a managed server has switched on, on loopback. Each token's weights are named in replies of ``generate``.
+which a managed server has switched on, on loopback. Replies of ``generate`` name the weights of each token.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ class Vllm:
     async def look(self, line: JsonLine, name: str) -> Facts:
         self._routes = await routes(line, WHO)
         if not self._offers(GENERATE) and not self._offers(COMPLETIONS):
-            raise EngineError(f"a vLLM server must offer {GENERATE} or {COMPLETIONS}, this one offers neither")
+            raise EngineError(
+                f"a vLLM server must offer {GENERATE} or {COMPLETIONS}, this one offers neither: its model must be one "
+                "that generates, and config.json must say so under architectures"
+            )
         model, context = named(await served(line, WHO), name, WHO)
         await self._check_logprobs(line)
         takes = all(map(self._offers, (RPC, NAME_WEIGHTS))) and f"GET {WEIGHTS}" in self._routes

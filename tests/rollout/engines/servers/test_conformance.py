@@ -42,7 +42,7 @@ class RestartedHost(ExternalHost):
 
 
 class Served(Subject):
-    prompts = [[5, 6, 7, 8, 9], [1], list(range(20)), [3, 4, 5]]
+    prompts = ((5, 6, 7, 8, 9), (1,), tuple(range(20)), (3, 4, 5))
     vocabulary, context = 64, 64
     made: Callable[[Backend], FakeServer]
     dialect: Callable[[], Dialect]

@@ -1,7 +1,7 @@
 """A snapshot as the model directory that an inference server loads.
 
 Invariant: a snapshot that does not fit the model that is served (other tensors, shapes or types) is refused before a
-server hears of it; a directory that exists is complete, and holds what it holds after the snapshot's own folder is gone.
+server hears of it; a directory that exists is complete, and stays so when the snapshot's own folder is gone.
 
 The model's own files are put beside the weights, all but ``generation_config.json``: a server would take sampling
 fields from it that nobody asked for (PROTOCOL §4).

@@ -31,7 +31,7 @@ def main(command: list[str]) -> int:
         signal.signal(number, lambda number, frame: asked.append(number))
     _process_control(PR_SET_CHILD_SUBREAPER, 1)  # so that what the server's processes leave behind comes to us
     try:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_guard)  # noqa: PLW1509
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_guard)
     except OSError as error:
         print(f"guard: cannot start {command[0]}: {error}", file=sys.stderr, flush=True)
         return 127

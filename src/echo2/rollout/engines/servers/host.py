@@ -89,9 +89,7 @@ class ManagedHost:
             *dialect.arguments(checkpoint.folder, name, port, self._dtype),
             *settings.arguments,
         ]
-        self._process = await ServerProcess.begin(
-            command, {**dialect.environment(key), **self._threads}, self._log
-        )
+        self._process = await ServerProcess.begin(command, {**dialect.environment(key), **self._threads}, self._log)
         self._line = JsonLine(f"http://127.0.0.1:{port}", who=f"{dialect.name} server", key=key)
         try:
             async with asyncio.timeout(settings.start_timeout_s):
@@ -153,9 +151,11 @@ class ExternalHost:
         ailment: str | None = None
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
-                while (ailment := await self.ailment()) is not None:
+                while True:
+                    ailment = await self.ailment()
+                    if ailment is None:
+                        return await self._dialect.look(self.line, self._settings.model)
                     await asyncio.sleep(LOOK_AGAIN_S)
-                return await self._dialect.look(self.line, self._settings.model)
         except TimeoutError:
             raise EngineError(
                 f"the {self._dialect.name} server at server.url = {self._settings.url} must be well within "

@@ -71,7 +71,8 @@ class Answer(msgspec.Struct, frozen=True):
 def check_answer(answer: Answer, question: Question, *, logprobs: bool, vocabulary: int | None, is_cut: bool) -> None:
     """Raises EngineError with what must hold and what was got.
 
-    logprobs: whether there must be some.  is_cut: the limit is what the context leaves, and servers count its last token differently.
+    logprobs: whether there must be some.  is_cut: the limit is what the context leaves, and servers differ in whether
+    its last token counts.
     """
     count, limit = len(answer.token_ids), question.sampling.max_new_tokens
     if answer.model is not None and answer.model != question.model:

@@ -8,6 +8,7 @@ installed ones again before anything more is asked of it; where that fails there
 from __future__ import annotations
 
 import asyncio
+
 from echo2.data.task import Message
 from echo2.errors import EngineError
 from echo2.ports import EventLog
@@ -148,7 +149,9 @@ class Serving:
         try:
             base = self.base if checkpoint.is_adapter else checkpoint
             if base is None:
-                raise EngineError(f"policy {checkpoint.policy} is an adapter, and there are no full weights to put it on")
+                raise EngineError(
+                    f"policy {checkpoint.policy} is an adapter, and there are no full weights to put it on"
+                )
             facts = await self._host.begin(base)
             if self.facts is None:
                 for note in facts.notes:
@@ -219,7 +222,8 @@ class Serving:
         await self._tell(after)
         if first is not None and not unchanged and await self._probe(self._request_s) == first:
             raise EngineError(
-                f"the {self._dialect.name} server said that it took policy {after.policy}, and samples exactly as before"
+                f"the {self._dialect.name} server said that it took policy {after.policy}, "
+                "and samples exactly as before"
             )
         if before.is_adapter:
             await self._dialect.forget(self._host.line, weights_name(before))

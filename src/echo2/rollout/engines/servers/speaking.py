@@ -46,9 +46,7 @@ class SpeakingServerEngine(ServerEngine):
             raise EngineError("a policy must be installed before anything is generated; activate one first")
         raise EngineError("this server must be asked with messages, it takes no tokens")
 
-    async def speak(
-        self, messages: Sequence[Message], sampling: Sampling, n: int, *, thinking: bool
-    ) -> list[Spoken]:
+    async def speak(self, messages: Sequence[Message], sampling: Sampling, n: int, *, thinking: bool) -> list[Spoken]:
         if self.installed is None:
             raise EngineError("a policy must be installed before anything is generated; activate one first")
         try:
