@@ -66,7 +66,7 @@ class ServerEngine:
             modes=frozenset(modes),
             seeded=False,  # the order of sums in a batch, and so a rare token, depends on what else is in it
             top_p_logprobs=self._dialect.top_p_logprobs,
-            restarts=facts is not None and not (facts.takes_weights or facts.takes_adapters),
+            restarts=self._serving.restarts_for(self._aside or self._serving.current),
         )
 
     @property

@@ -60,6 +60,13 @@ class Serving:
         ended = self._host.ended
         return self._fault if ended is None else f"the {self._dialect.name} server must run: {ended}"
 
+    def restarts_for(self, checkpoint: Checkpoint | None) -> bool:
+        """Whether these weights can only be had by starting the server anew, as far as is known."""
+        facts = self.facts
+        if facts is None or checkpoint is None:
+            return False
+        return not (facts.takes_adapters if checkpoint.is_adapter else facts.takes_weights)
+
     async def halt(self) -> None:
         await self._dialect.halt(self._host.line)
 
@@ -105,7 +112,10 @@ class Serving:
     # ---- a server that fails -----------------------------------------------------------------------------------
 
     async def _mend(self, life: int, error: EngineError) -> None:
-        """Make the server serve the installed policy again. Raises ``error`` when it is well and simply said no."""
+        """Make the server serve the installed policy again. Raises ``error`` when it is well and did not do as asked.
+
+        A well server that only failed at this one may be asked once more.
+        """
         async with self._mending:
             if self._closed:
                 raise EngineError("the engine was closed")
@@ -113,6 +123,8 @@ class Serving:
                 return  # somebody mended it meanwhile
             ailment = await self._ailment(error)
             if ailment is None:
+                if isinstance(error, WrongAnswer) and error.status in FAILING:
+                    return
                 raise error
             assert self.current is not None, "something is installed"
             self._events.emit("server_lost", server=self._dialect.name, error=ailment)
@@ -173,9 +185,8 @@ class Serving:
         """Other weights, while the server runs or by starting it anew. Raises EngineError, the old ones serving."""
         facts = self.facts
         assert facts is not None, "something was installed"
-        takes = facts.takes_adapters if after.is_adapter else facts.takes_weights
         why = "it takes no weights while it runs"
-        if takes and self._host.ended is None:
+        if not self.restarts_for(after) and self._host.ended is None:
             try:
                 await self._update(before, after)
                 return
