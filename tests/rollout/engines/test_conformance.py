@@ -19,7 +19,7 @@ from echo2.rollout.engines.scripted import ScriptedEngine
 from echo2.rollout.engines.transformers import TransformersEngine
 from echo2.types import Policy
 
-KINDS = ["llama", "qwen3", "windowed", "gpt2"]
+KINDS = ["llama", "tied-llama", "qwen3", "windowed", "gpt2"]
 
 
 class Embedded(Subject):
@@ -81,7 +81,10 @@ class Scripted(Subject):
         def lasting(prompt_tokens: int, n: int, random: Random) -> float:
             return 20.0 * n
 
-        yield ScriptedEngine(duration=lasting, sleep=turns)
+        def script(prompt: str, random: Random, policy: Policy) -> str:
+            return f"{policy.version} {random.randint(100, 999)}"
+
+        yield ScriptedEngine(script, duration=lasting, sleep=turns)
 
     def reference(self, policy: Policy, prompt: Sequence[int], reply: Sequence[int], temperature: float) -> None:
         return None

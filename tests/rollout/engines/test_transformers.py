@@ -46,55 +46,6 @@ def assert_true_logprobs(model: Any, prompt: Sequence[int], completion: Completi
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("tiny", KINDS, indirect=True)
-@pytest.mark.parametrize("temperature", [0.6, 1.0])
-async def test_logprobs_are_those_of_a_fresh_pass_at_the_temperature(tiny: TinyModel, temperature: float) -> None:
-    """C06, E01: right log-probs also prove that tied and untied weights arrived."""
-    async with serving(tiny) as engine:
-        for completion in await engine.generate(PROMPT, sampling(temperature=temperature), 4):
-            assert_true_logprobs(tiny.model, PROMPT, completion, temperature)
-            assert len(completion.token_ids) == 10
-            assert completion.finish_reason is FinishReason.LENGTH
-            assert (completion.policy_min, completion.policy_max, completion.versions) == (V0, V0, None)
-
-
-@pytest.mark.parametrize("tiny", KINDS, indirect=True)
-async def test_groups_of_different_lengths_grow_together_as_they_would_alone(tiny: TinyModel) -> None:
-    """B11: padding that aligns groups changes nothing."""
-    prompts = [PROMPT, [1], list(range(20)), [3, 4, 5]]
-    orders = [sampling(seed=i, temperature=0.7 + 0.2 * i, max_new_tokens=4 + 3 * i) for i in range(4)]
-    async with serving(tiny) as engine:
-        together = await asyncio.gather(*(engine.generate(p, s, 3) for p, s in zip(prompts, orders, strict=True)))
-        alone = [await engine.generate(p, s, 3) for p, s in zip(prompts, orders, strict=True)]
-    for prompt, order, group, other in zip(prompts, orders, together, alone, strict=True):
-        assert [c.token_ids for c in group] == [c.token_ids for c in other]
-        for completion in group:
-            assert_true_logprobs(tiny.model, prompt, completion, order.temperature)
-
-
-async def test_a_seed_fixes_every_reply_and_rows_differ(tiny: TinyModel) -> None:
-    async with serving(tiny) as engine:
-        first, again = [await engine.generate(PROMPT, sampling(), 4) for _ in range(2)]
-        other = await engine.generate(PROMPT, sampling(seed=4), 4)
-    assert first == again
-    assert len({completion.token_ids for completion in first + other}) == 8
-
-
-async def test_a_sampled_stop_token_is_kept_and_none_is_added(tiny: TinyModel) -> None:
-    """B07"""
-    async with serving(tiny) as engine:
-        stops = tuple(range(0, 64, 6))
-        group = await engine.generate(PROMPT, sampling(stop_token_ids=stops, max_new_tokens=8), 16)
-    reasons = {completion.finish_reason for completion in group}
-    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
-    for completion in group:
-        ended = completion.finish_reason is FinishReason.STOP
-        assert sum(token in stops for token in completion.token_ids) == int(ended)
-        assert (completion.token_ids[-1] in stops) == ended
-        assert len(completion.token_ids) == 8 or ended
-        assert_true_logprobs(tiny.model, PROMPT, completion, 1.0)
-
-
 async def test_top_p_samples_from_the_nucleus_and_reports_full_logprobs(tiny: TinyModel) -> None:
     async with serving(tiny) as engine:
         (greedy,) = await engine.generate(PROMPT, sampling(top_p=1e-6), 1)
@@ -162,82 +113,6 @@ async def test_bfloat16_snapshots_arrive_unrounded_whatever_the_processor_comput
         expected = reference(tiny.model, PROMPT, completion.token_ids, 1.0)
     tolerance = 1e-3 if engine.compute_dtype is torch.float32 else 5e-2
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=tolerance, rtol=0)
-
-
-async def halfway(engine: TransformersEngine) -> None:
-    """Return once a running generation has a few tokens."""
-    for _ in range(1_000_000):
-        if (running := engine._batch.running) and len(running[0].rows[0].token_ids) >= 3:
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("the generation never got that far")
-
-
-async def switch_under_way(engine: TransformersEngine, mode: ActivationMode) -> list[Completion] | EngineError:
-    async def generate() -> list[Completion] | EngineError:
-        try:
-            return await engine.generate(PROMPT, sampling(max_new_tokens=40), 3)
-        except EngineError as error:
-            return error
-
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(generate())
-        await halfway(engine)
-        await engine.activate(V1, mode)
-    return running.result()
-
-
-@pytest.mark.parametrize("tiny", ["qwen3", "gpt2", "windowed"], indirect=True)
-async def test_drain_lets_a_generation_finish_under_the_version_it_began_with(tiny: TinyModel) -> None:
-    newer = tiny.fresh(1)
-    async with serving(tiny) as engine:
-        undisturbed = await engine.generate(PROMPT, sampling(max_new_tokens=40), 3)
-        await engine.prefetch(V1, tiny.snapshot(newer, V1))
-        assert await switch_under_way(engine, ActivationMode.DRAIN) == undisturbed
-        assert engine.installed == V1
-        (completion,) = await engine.generate(PROMPT, sampling(), 1)
-    assert completion.policy_min == V1
-    assert_true_logprobs(newer, PROMPT, completion, 1.0)
-
-
-@pytest.mark.parametrize("tiny", ["qwen3", "gpt2", "windowed"], indirect=True)
-async def test_continue_goes_on_under_the_new_version_and_says_which_tokens_are_whose(tiny: TinyModel) -> None:
-    """I5"""
-    newer = tiny.fresh(1)
-    async with serving(tiny) as engine:
-        await engine.prefetch(V1, tiny.snapshot(newer, V1))
-        group = await switch_under_way(engine, ActivationMode.CONTINUE)
-    assert isinstance(group, list)
-    for completion in group:
-        assert (completion.policy_min, completion.policy_max) == (V0, V1)
-        assert completion.versions is not None
-        assert completion.logprobs is not None
-        assert list(completion.versions) == sorted(completion.versions)
-        for model, version in ((tiny.model, 0), (newer, 1)):
-            whose = torch.tensor(completion.versions) == version
-            expected = reference(model, PROMPT, completion.token_ids, 1.0)[whose]
-            torch.testing.assert_close(torch.tensor(completion.logprobs)[whose], expected, atol=1e-3, rtol=0)
-
-
-async def test_abort_ends_running_generations_as_errors(tiny: TinyModel) -> None:
-    async with serving(tiny) as engine:
-        await engine.prefetch(V1, tiny.snapshot(tiny.fresh(1), V1))
-        ended = await switch_under_way(engine, ActivationMode.ABORT)
-        assert isinstance(ended, EngineError)
-        assert str(ended).startswith("aborted")
-        assert (await engine.generate(PROMPT, sampling(), 1))[0].policy_min == V1
-
-
-async def test_a_cancelled_generation_leaves_the_batch_and_the_others_alone(tiny: TinyModel) -> None:
-    async with serving(tiny) as engine:
-        alone = await engine.generate([1, 2], sampling(seed=9), 2)
-        async with asyncio.TaskGroup() as group:
-            doomed = group.create_task(engine.generate(PROMPT, sampling(max_new_tokens=50), 2))
-            await halfway(engine)
-            other = group.create_task(engine.generate([1, 2], sampling(seed=9), 2))
-            doomed.cancel()
-        assert [c.token_ids for c in other.result()] == [c.token_ids for c in alone]
-        assert not engine._batch.running
 
 
 async def test_the_context_limits_prompts_and_replies(tiny: TinyModel) -> None:
