@@ -148,15 +148,16 @@ class DecodeBatch:
         for rows in self._by_length():
             try:
                 sampled = [self._rows[row].generation.prompt + self._table.tokens(row)[:-1] for row in rows]
-                self._reader.place(self._reader.reread(sampled), 1)
-                order += rows
+                placed = self._reader.place(self._reader.reread(sampled), 1)
             except Exception as error:
                 for row in rows:
                     self._rows[row].generation.failure = _failure("recomputing states", error)
+                continue
+            together = order + rows
+            order = [together[row] for row in placed]
         for row in order:
             self._rows[row].spans.append((self._table.length(row), policy))
-        self._table.order(order)
-        self._rows = [self._rows[row] for row in order]
+        self._reorder(order)
         for generation in self._generations:
             if generation.read is not None and generation.failure is None:
                 try:
@@ -183,12 +184,14 @@ class DecodeBatch:
         numbers = range(first, first + more)
         seed, limit = generation.sampling.seed, generation.limit
         self._table.add(generation.sampling, limit, [uniforms(seed, number, limit) for number in numbers])
-        self._reader.place(states, more)
         self._rows += [_Row(generation, number, policy) for number in numbers]
+        ended = self._table.sample(logits.expand(more, -1), before)
+        order = self._reader.place(states, more)
+        self._reorder(order)
         generation.placed += more
         if generation.placed == len(generation.replies):
             generation.read = None
-        self._retire(self._table.sample(logits.expand(more, -1), before))
+        self._retire([order.index(number) for number in ended])
 
     def _retire(self, ended: Sequence[int]) -> None:
         """Turn rows that ended into replies, and close their ranks."""
@@ -205,14 +208,13 @@ class DecodeBatch:
         self._remove(ended)
 
     def _remove(self, gone: Sequence[int]) -> None:
-        if not gone:
-            return
-        places, movers = self._reader.remove(gone)
-        for place, mover in zip(places, movers, strict=True):
-            self._rows[place] = self._rows[mover]
-        left = len(self._rows) - len(gone)
-        del self._rows[left:]
-        self._table.move(places, movers, left)
+        if gone:
+            self._reorder(self._reader.remove(gone))
+
+    def _reorder(self, order: list[int]) -> None:
+        if order != list(range(len(self._rows))):
+            self._table.order(order)
+            self._rows = [self._rows[row] for row in order]
 
     def _by_length(self) -> list[list[int]]:
         """Rows with equally many tokens, to be recomputed together without padding."""

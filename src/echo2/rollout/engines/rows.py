@@ -83,14 +83,6 @@ class RowTable:
         values: list[float] = self._logprobs[row, : self.length(row)].tolist()
         return values
 
-    def move(self, places: Sequence[int], movers: Sequence[int], left: int) -> None:
-        """Rows ``movers`` go to ``places``; ``left`` rows stay."""
-        if places:
-            into, source = torch.tensor(places, device=self._device), torch.tensor(movers, device=self._device)
-            for column in self._columns():
-                column[into] = column[source]
-        self.count = left
-
     def order(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
         source = torch.tensor(rows, dtype=torch.int64, device=self._device)
