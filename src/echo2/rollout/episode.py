@@ -159,16 +159,25 @@ class _Group:
     async def _one_turn(self) -> None:
         prompt, indices = self._lease.prompt, self._lease.indices
         fed = self._chat.render(self._task.messages(prompt), thinking=self._thinking)
-        completions = await self._engine.generate(fed, self._sampling, len(indices))
         asked = Segment(pack_tokens(fed), False)
-        pairs = list(zip(indices, completions, strict=True))
         if self._judged_where is judged_here and not self._judges_itself:  # nothing is waited for
-            for index, completion in pairs:
+            completions = await self._engine.generate(fed, self._sampling, len(indices))
+            for index, completion in zip(indices, completions, strict=True):
                 await self._judged(index, fed, asked, completion)
             return
-        async with asyncio.TaskGroup() as group:  # a reply that is slow to judge delays no other
-            for index, completion in pairs:
-                group.create_task(self._judged(index, fed, asked, completion))
+        failure: Exception | None = None
+        # A reply is judged when it ends, while others grow, and one that is slow to judge delays no other.
+        async with asyncio.TaskGroup() as group:
+
+            def heard(position: int, completion: Completion) -> None:
+                group.create_task(self._judged(indices[position], fed, asked, completion))
+
+            try:
+                await self._engine.generate(fed, self._sampling, len(indices), heard)
+            except Exception as problem:
+                failure = problem  # what was heard before is still judged
+        if failure is not None:
+            raise failure
 
     async def _judged(self, index: int, fed: Sequence[int], asked: Segment, completion: Completion) -> None:
         try:

@@ -48,14 +48,15 @@ async def run_worker(
     device: str | None = None,
     threads: int | None = None,
     usd_per_h: float | None = None,
+    engine: str | None = None,
 ) -> None:
-    """Join the run, work until drained. ``device``, ``threads`` and ``usd_per_h`` override what the run's
+    """Join the run, work until drained. ``device``, ``threads``, ``usd_per_h`` and ``engine`` override what the run's
     configuration says.
 
     Raises UserError or Unauthorised for a join string that is no good, Refused when tasks differ, Starved when the
     coordinator fell silent.
     """
-    life = WorkerLife(join, name, folder, device, threads, usd_per_h)
+    life = WorkerLife(join, name, folder, device, threads, usd_per_h, engine)
     await run_program(life.run(), life.stop)
 
 
@@ -70,8 +71,10 @@ class WorkerLife:
         device: str | None,
         threads: int | None,
         usd_per_h: float | None = None,
+        engine: str | None = None,
     ) -> None:
         self._join = read_join(join)
+        self._engine = engine
         self._name = name
         self._folder = folder
         self._device = device
@@ -113,10 +116,11 @@ class WorkerLife:
         model_dir = self._folder / "model"
         await self._fetch_assets(transport, welcome.assets, model_dir, jitter)
         tasks = await asyncio.to_thread(load_tasks, config.tasks)
-        scripted = config.rollout.engine == "scripted"
+        kind = self._engine or config.rollout.engine
+        scripted = kind == "scripted"
         chat: ChatFormat = ByteChat() if scripted else await asyncio.to_thread(TemplateChat, model_dir)
         engine = await asyncio.to_thread(
-            build_engine, config.rollout.engine, None if scripted else model_dir,
+            build_engine, kind, None if scripted else model_dir,
             device=config.workers.device if self._device is None else self._device,
             threads=config.workers.threads if self._threads is None else self._threads,
             dtype=config.model.snapshot_dtype,

@@ -12,6 +12,15 @@ from echo2.pace import Pace, working_sleep
 from echo2.rollout.engine import Engine
 
 
+KINDS = ("transformers", "scripted")
+
+
+def check_kind(kind: str) -> None:
+    """Raises ConfigError for a name that is no engine's."""
+    if kind not in KINDS:
+        raise ConfigError(f"an engine must be {' or '.join(KINDS)}, got {kind!r}")
+
+
 def build_engine(
     kind: str,
     model_dir: Path | None,
@@ -27,12 +36,11 @@ def build_engine(
     threads: CPU threads, 0 for the library's choice. dtype: element type of the run's snapshots, ``bfloat16`` ….
     pace: time that the scripted engine takes for a group.
     """
+    check_kind(kind)
     if kind == "scripted":
         from echo2.rollout.engines.scripted import ScriptedEngine
 
         return ScriptedEngine(duration=lambda prompt_tokens, n, random: pace.draw_s(random), sleep=working_sleep)
-    if kind != "transformers":
-        raise ConfigError(f"rollout.engine must be transformers or scripted, got {kind!r}")
     if model_dir is None:
         raise UserError("the transformers engine must have a model directory with config.json, got none")
     try:
