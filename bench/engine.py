@@ -95,9 +95,7 @@ async def _ours(work: Work) -> dict[str, float]:
     async def lane() -> None:
         nonlocal tokens
         for seed in todo:
-            group = await engine.generate(
-                work.prompt, msgspec.structs.replace(sampling, seed=seed), len(work.lengths)
-            )
+            group = await engine.generate(work.prompt, msgspec.structs.replace(sampling, seed=seed), len(work.lengths))
             tokens += sum(len(reply.token_ids) for reply in group)
 
     began = time.perf_counter()
@@ -239,9 +237,13 @@ def main() -> None:
     parser.add_argument("--shortest", type=int, default=16)
     parser.add_argument("--longest", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", default="float32", help="what the others compute in; ours as the snapshot and CPU say")
+    parser.add_argument(
+        "--dtype", default="float32", help="what the others compute in; ours as the snapshot and CPU say"
+    )
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--llama-python", type=Path, help="an interpreter with llama-cpp-python, to compare with it too")
+    parser.add_argument(
+        "--llama-python", type=Path, help="an interpreter with llama-cpp-python, to compare with it too"
+    )
     chosen = parser.parse_args()
     transformers_logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as scratch:

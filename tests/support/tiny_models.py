@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    Lfm2Config,
+    LlamaConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
 
 from echo2.types import Policy
 
@@ -28,6 +37,10 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: Qwen3Config(**SMALL, head_dim=8, tie_word_embeddings=True),
     "windowed": lambda: Qwen3Config(
         **SMALL, head_dim=8, use_sliding_window=True, sliding_window=6, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "capped": lambda: Gemma2Config(**SMALL, head_dim=8, attn_logit_softcapping=5.0, sliding_window=6),
+    "convolutional": lambda: Lfm2Config(
+        **SMALL, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False
     ),
     "gpt2": lambda: GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64),
 }

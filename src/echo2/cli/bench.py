@@ -103,7 +103,7 @@ async def _measure(
 async def _lanes(
     config: Config, tasks: list[tuple[Task, float]], ready: Installed, lanes: int, until_s: float
 ) -> Delivered:
-    """Groups of the run's training prompts, ``lanes`` at a time, until the time is over; each lane makes one at least."""
+    """Groups of the run's training prompts, ``lanes`` at a time, until the time is over; at least one each."""
     from echo2.data.cursor import PromptCursor
 
     cursor, delivered = PromptCursor(tasks, config.run.seed), Delivered()
@@ -124,9 +124,7 @@ async def _lanes(
     return delivered
 
 
-async def _group(
-    config: Config, task: Task, ready: Installed, number: int, prompt: Any, delivered: Delivered
-) -> None:
+async def _group(config: Config, task: Task, ready: Installed, number: int, prompt: Any, delivered: Delivered) -> None:
     """One lease's work, by the code that workers run."""
     from echo2.rollout.apart import judged_apart
     from echo2.rollout.episode import run_group

@@ -69,7 +69,9 @@ def worker(
     threads: ThreadsOption = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", metavar="NAME", help="What generates here, instead of what the run's configuration says."),
+        typer.Option(
+            "--engine", metavar="NAME", help="What generates here, instead of what the run's configuration says."
+        ),
     ] = None,
     usd_per_h: Annotated[
         float | None,

@@ -11,7 +11,6 @@ from echo2.errors import ConfigError, UserError
 from echo2.pace import Pace, working_sleep
 from echo2.rollout.engine import Engine
 
-
 KINDS = ("transformers", "scripted")
 
 

@@ -10,6 +10,7 @@ model's own cache, one group at a time.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -22,7 +23,6 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from echo2.rollout.engines import attention
 from echo2.rollout.engines.prefixes import Prefixes
 from echo2.rollout.engines.slots import Slots, compacted
-
 
 WIDE = 8
 """Outputs per input from which a head is multiplied the other way round."""
@@ -183,7 +183,8 @@ class WholeReader:
     def place(self, states: Any, copies: int) -> list[int]:
         assert self.rows == 0, "one group at a time"
         if copies > 1:
-            states.batch_repeat_interleave(copies)
+            order = torch.arange(self._read_rows, device=self._device).repeat_interleave(copies)
+            states.reorder_cache(order)  # the one way in which every kind of layer takes rows
         self._cache = states
         self.rows = copies * self._read_rows
         return list(range(self.rows))
@@ -197,7 +198,7 @@ class WholeReader:
     def remove(self, gone: Sequence[int]) -> list[int]:
         order = compacted(self.rows, gone)
         if order:
-            self._cache.batch_select_indices(torch.tensor(order, device=self._device))
+            self._cache.reorder_cache(torch.tensor(order, device=self._device))
             self.rows = len(order)
         else:
             self.clear()
@@ -222,10 +223,11 @@ def _widen_head(model: Any) -> None:
     """
     head = model.get_output_embeddings()
     if type(head) is torch.nn.Linear and head.out_features > WIDE * head.in_features:
-        head.forward = lambda hidden: _wide(hidden, head.weight, head.bias)
+        forward = functools.partial(_wide, head)
+        head.forward = forward  # type: ignore[method-assign]
 
 
-def _wide(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _wide(head: torch.nn.Linear, input: Tensor) -> Tensor:
     """[B, L, H] → [B, L, V]"""
-    logits = torch.mm(weight, hidden.flatten(0, -2).t()).t().unflatten(0, hidden.shape[:-1])
-    return logits if bias is None else logits + bias
+    logits = torch.mm(head.weight, input.flatten(0, -2).t()).t().reshape(*input.shape[:-1], -1)
+    return logits if head.bias is None else logits + head.bias

@@ -41,7 +41,7 @@ def draw(
     whole = torch.softmax(logits / temperature, dim=-1)
     mass = _nucleus(whole, top_p) if cut else whole
     # Two levels: a running sum over the whole vocabulary in float64 would cost more than the softmax.
-    blocks = functional.pad(mass, (0, -mass.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    blocks = functional.pad(mass, (0, -mass.shape[1] % BLOCK)).view(len(mass), -1, BLOCK)
     by_block = blocks.sum(-1).double()
     block, before = _inverse(by_block, uniform * by_block.sum(-1, keepdim=True))
     inner = blocks.gather(1, block.unsqueeze(-1).expand(-1, -1, BLOCK)).squeeze(1).double()

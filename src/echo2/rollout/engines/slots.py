@@ -1,7 +1,7 @@
 """Keys and values of many growing rows, without copying them while they grow.
 
-Invariant: a row of a block holds its tokens in columns ``[start, head)``; what lies left of them is hidden by a mask and
-is always a number. Rows of a block end at the same column, so a step writes one column for all of them. The batch's
+Invariant: a row of a block holds its tokens in columns ``[start, head)``; what lies left of them is hidden by a mask
+and is always a number. Rows of a block end at the same column, so a step writes one column for all of them. The batch's
 rows are those of the first block, then those of the second, and so on.
 
     block   0 …… low ……… head ……… width        A group that began together is a block by itself: its rows are equally
@@ -33,7 +33,7 @@ MOST_JOINED_ROWS, SIMILAR_TOKENS = 64, 64
 
 
 class Block:
-    """keys, values: one buffer [capacity, H, width, D] for each layer. mask: [rows, 1, 1, width], None if none is needed."""
+    """keys, values: one buffer [capacity, H, width, D] for each layer. mask: [rows, 1, 1, width] where one is needed."""
 
     def __init__(self) -> None:
         self.rows = self.low = self.head = 0
@@ -122,14 +122,14 @@ class Block:
         self.low, self.head, self._capacity, self._width = low, head, capacity, width
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's share, as transformers' models want to see it."""
 
     is_compileable = False
     is_sliding = False
 
     def __init__(self, owner: Slots, number: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._owner, self._number = owner, number
         self.is_initialized = True
 
