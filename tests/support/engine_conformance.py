@@ -20,6 +20,7 @@ import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ class Subject:
     """Largest |log-prob - reference| in nats; say where it comes from when it is raised (a bfloat16 server: 5e-2)."""
     long_tokens: int = 40
     """Length of the generation that a switch interrupts; it must last longer than one of three tokens."""
-    lacks: Mapping[str, str] = {}
+    lacks: Mapping[str, str] = MappingProxyType({})
     """Name of a test -> why this engine cannot pass it."""
 
     def open(self) -> AbstractAsyncContextManager[Engine]:
@@ -69,9 +70,13 @@ class Subject:
 async def serving(subject: Subject, policy: Policy = V0) -> AsyncIterator[Engine]:
     async with subject.open() as engine:
         if engine.installed != policy:
-            await engine.prefetch(policy, subject.snapshots[policy])
-            await engine.activate(policy)
+            await _install(engine, policy, subject.snapshots[policy])
         yield engine
+
+
+async def _install(engine: Engine, policy: Policy, folder: Path) -> None:
+    await engine.prefetch(policy, folder)
+    await engine.activate(policy)
 
 
 def tokens(group: Sequence[Completion]) -> list[tuple[int, ...]]:
@@ -143,16 +148,14 @@ class EngineConformance:
         async with serving(subject) as engine:
             before = await engine.generate(prompt, subject.sampling(), 2)
             with pytest.raises(EngineError):
-                await engine.prefetch(V1, spoilt)
-                await engine.activate(V1)
+                await _install(engine, V1, spoilt)
             assert engine.installed == V0
             assert engine.fault is None
             after = await engine.generate(prompt, subject.sampling(), 2)
             assert {(c.policy_min, c.policy_max) for c in after} == {(V0, V0)}
             if engine.capabilities.seeded:
                 assert tokens(after) == tokens(before)
-            await engine.prefetch(V1, subject.snapshots[V1])  # a whole one still goes in
-            await engine.activate(V1)
+            await _install(engine, V1, subject.snapshots[V1])  # a whole one still goes in
             assert engine.installed == V1
 
     async def test_activating_what_is_installed_changes_nothing(self, subject: Subject) -> None:

@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    Lfm2Config,
+    LlamaConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
 
 from echo2.types import Policy
 
@@ -33,6 +42,10 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **{**SMALL, "vocab_size": 512, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
         head_dim=32,
         tie_word_embeddings=True,
+    ),
+    "capped": lambda: Gemma2Config(**SMALL, head_dim=8, attn_logit_softcapping=5.0, sliding_window=6),
+    "convolutional": lambda: Lfm2Config(
+        **SMALL, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False
     ),
     "gpt2": lambda: GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64),
 }

@@ -98,11 +98,13 @@ def report(task: Task, scores: Scores, samples: int) -> dict[str, Any]:
 
 async def _score(config: Config, tasks: list[tuple[Task, float]], by_task: dict[str, Scores], folder: Path) -> None:
     """Install the model as version 0 of nothing and let the production episode code talk to it."""
+    from echo2.cli.installed import installed_engine
     from echo2.data.cursor import held_out_prompts
 
     by_name = {task.name: task for task, _ in tasks}
     prompts = held_out_prompts(tasks, config.eval.prompts)
-    engine, chat = await _engine(config, folder)
+    ready = await installed_engine(config, folder, config.learning.threads)
+    engine, chat = ready.engine, ready.chat
     try:
         for start in range(0, len(prompts), TOGETHER):
             async with asyncio.TaskGroup() as group:
@@ -113,36 +115,6 @@ async def _score(config: Config, tasks: list[tuple[Task, float]], by_task: dict[
             note(f"{min(start + TOGETHER, len(prompts))} of {len(prompts)} prompts scored")
     finally:
         await engine.close()
-
-
-async def _engine(config: Config, folder: Path) -> tuple[Engine, ChatFormat]:
-    """The run's engine and chat format, with the model installed."""
-    from echo2.broadcast.pack import pack_directory
-    from echo2.data.chat import ByteChat
-    from echo2.rollout.engines import WITHOUT_MODEL, build_engine
-    from echo2.types import Policy
-
-    policy = Policy(0, 0)
-    without_model = config.rollout.engine in WITHOUT_MODEL
-    model_dir: Path | None = None
-    chat: ChatFormat = ByteChat()
-    if not without_model:
-        from echo2.data.template_chat import TemplateChat
-        from echo2.learning.pretrained import resolve_model
-
-        model_dir = await asyncio.to_thread(resolve_model, config.model, folder, seed=config.run.seed)
-        chat = await asyncio.to_thread(TemplateChat, model_dir)
-        manifest = await asyncio.to_thread(pack_directory, model_dir, folder / "snapshot", policy=policy)
-        dtype = manifest.dtype
-    else:
-        dtype = config.model.snapshot_dtype
-    engine = build_engine(
-        config.rollout.engine, model_dir, device=config.workers.device, threads=config.learning.threads, dtype=dtype,
-        server=config.server, folder=folder / "engine",
-    )  # fmt: skip
-    await engine.prefetch(policy, folder / "snapshot")
-    await engine.activate(policy)
-    return engine, chat
 
 
 async def _score_prompt(

@@ -19,7 +19,7 @@ from echo2.data.chat import ChatFormat
 from echo2.data.task import Episode, Message, Score, Task
 from echo2.errors import EngineError
 from echo2.ports import Clock
-from echo2.rollout.engine import Completion, Engine
+from echo2.rollout.engine import Completion, Engine, Heard
 from echo2.rollout.spoken import replies
 from echo2.transport.messages import LeaseGrant, RowSubmission
 from echo2.types import (
@@ -169,18 +169,31 @@ class _Group:
         prompt, indices = self._lease.prompt, self._lease.indices
         messages = self._task.messages(prompt)
         fed = self._chat.render(messages, thinking=self._thinking)
-        completions = await replies(
-            self._engine, self._chat, messages, fed, self._sampling, len(indices), thinking=self._thinking
-        )
+
+        def generate(heard: Heard | None = None) -> Coroutine[None, None, list[Completion]]:
+            return replies(
+                self._engine, self._chat, messages, fed, self._sampling, len(indices), heard, thinking=self._thinking
+            )
+
         asked = Segment(pack_tokens(fed), False)
-        pairs = list(zip(indices, completions, strict=True))
         if self._judged_where is judged_here and not self._judges_itself:  # nothing is waited for
-            for index, completion in pairs:
+            completions = await generate()
+            for index, completion in zip(indices, completions, strict=True):
                 await self._judged(index, fed, asked, completion)
             return
-        async with asyncio.TaskGroup() as group:  # a reply that is slow to judge delays no other
-            for index, completion in pairs:
-                group.create_task(self._judged(index, fed, asked, completion))
+        failure: Exception | None = None
+        # A reply is judged when it ends, while others grow, and one that is slow to judge delays no other.
+        async with asyncio.TaskGroup() as group:
+
+            def heard(position: int, completion: Completion) -> None:
+                group.create_task(self._judged(indices[position], fed, asked, completion))
+
+            try:
+                await generate(heard)
+            except Exception as problem:
+                failure = problem  # what was heard before is still judged
+        if failure is not None:
+            raise failure
 
     async def _judged(self, index: int, fed: Sequence[int], asked: Segment, completion: Completion) -> None:
         try:

@@ -12,7 +12,7 @@ from typing import cast
 from echo2.data.chat import ChatFormat
 from echo2.data.task import Message
 from echo2.errors import EngineError
-from echo2.rollout.engine import Completion, Engine, SpeakingEngine, Spoken
+from echo2.rollout.engine import Completion, Engine, Heard, SpeakingEngine, Spoken
 from echo2.types import FinishReason, Sampling
 
 
@@ -23,15 +23,21 @@ async def replies(
     token_ids: Sequence[int],
     sampling: Sampling,
     n: int,
+    heard: Heard | None = None,
     *,
     thinking: bool,
 ) -> list[Completion]:
     """n replies to a conversation that is ``token_ids`` in the chat format. Raises EngineError."""
     if engine.capabilities.token_in:
-        return await engine.generate(token_ids, sampling, n)
+        asked = (token_ids, sampling, n)
+        return await (engine.generate(*asked) if heard is None else engine.generate(*asked, heard))
     speaking = cast("SpeakingEngine", engine)
     said = await speaking.speak(messages, sampling, n, thinking=thinking)
-    return [as_completion(chat, spoken) for spoken in said]
+    completions = [as_completion(chat, spoken) for spoken in said]
+    if heard is not None:
+        for position, completion in enumerate(completions):
+            heard(position, completion)
+    return completions
 
 
 def as_completion(chat: ChatFormat, spoken: Spoken) -> Completion:

@@ -22,6 +22,14 @@ SERVERS = ("vllm", "sglang", "parallax")
 """Engines that are a server of their own, with an installed policy."""
 WITHOUT_MODEL = ("scripted", "openai")
 """Engines that load no model files."""
+KINDS = ("transformers", *SERVERS, "scripted")
+"""Engines of workers."""
+
+
+def check_kind(kind: str) -> None:
+    """Raises ConfigError for a name that is no engine's, or of one that nobody can give weights."""
+    if kind not in KINDS:
+        raise ConfigError(f"a worker's engine must be one of {', '.join(KINDS)}, got {kind!r}")
 
 
 def build_engine(
@@ -51,14 +59,11 @@ def build_engine(
         from echo2.rollout.engines.openai import OpenAIEngine
 
         return OpenAIEngine(server, _key(server))
+    check_kind(kind)
     if model_dir is None:
         raise UserError(f"the {kind} engine must have a model directory with config.json, got none")
     if kind in SERVERS:
         return _server_engine(kind, model_dir, folder, dtype, server, threads, events)
-    if kind != "transformers":
-        raise ConfigError(
-            f"rollout.engine must be transformers, scripted, {', '.join(SERVERS)} or openai, got {kind!r}"
-        )
     try:
         from echo2.rollout.engines.transformers import TransformersEngine
     except ModuleNotFoundError as error:
