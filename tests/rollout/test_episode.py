@@ -15,7 +15,7 @@ from echo2.data.registry import load_task
 from echo2.data.task import Episode, Message, Score, Split, Talk, Task
 from echo2.errors import EngineError
 from echo2.rollout.apart import judged_apart
-from echo2.rollout.engine import Completion
+from echo2.rollout.engine import ActivationMode, Capabilities, Completion, Heard
 from echo2.rollout.episode import run_group
 from echo2.transport.messages import LeaseGrant, RowSubmission
 from echo2.types import FinishReason, Policy, Prompt, RowStatus, Sampling, Trajectory
@@ -40,13 +40,16 @@ class StubEngine:
     """Answers with given completions, in order, and keeps what it was fed."""
 
     installed: Policy | None = NOW
+    capabilities = Capabilities(logprobs=True, token_in=True, modes=frozenset(ActivationMode))
 
     def __init__(self, *completions: Completion | Exception | float) -> None:
         self._next = list(completions)
         self.fed: list[list[int]] = []
         self.samplings: list[Sampling] = []
 
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, n: int) -> list[Completion]:
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, n: int, heard: Heard | None = None
+    ) -> list[Completion]:
         self.fed.append(list(token_ids))
         self.samplings.append(sampling)
         taken, self._next = self._next[:n], self._next[n:]
@@ -58,6 +61,8 @@ class StubEngine:
                 await asyncio.Event().wait()
                 raise AssertionError
             completions.append(item)
+            if heard is not None:
+                heard(len(completions) - 1, item)
         return completions
 
 

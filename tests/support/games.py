@@ -13,7 +13,7 @@ from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.registry import load_task
 from echo2.data.sandbox.task import SandboxTask
 from echo2.data.task import Message
-from echo2.rollout.engine import Completion
+from echo2.rollout.engine import ActivationMode, Capabilities, Completion
 from echo2.rollout.episode import run_group
 from echo2.transport.messages import LeaseGrant
 from echo2.types import FinishReason, Policy, Prompt, RowStatus, Sampling, Trajectory
@@ -34,6 +34,7 @@ class Sampler:
     """Says what it is told, in order, then the last of it; keeps the ids it was fed and the ids it gave."""
 
     installed: Policy | None = NOW
+    capabilities = Capabilities(logprobs=True, token_in=True, modes=frozenset(ActivationMode))
 
     def __init__(self, *replies: str | Callable[[str], str], chat: ChatFormat = CHAT) -> None:
         self.chat = chat

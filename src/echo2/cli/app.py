@@ -4,6 +4,7 @@ echo2 train · coordinator · learner · worker      run
 echo2 plan · simulate                             know before you spend
 echo2 status · stop                               look at and end a run
 echo2 eval · task · export · snapshot             use a task, a model, a snapshot
+echo2 bench                                       measure this machine
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from echo2.cli import evaluate, export, people, plan, programs, simulate, snapshot, task, train
+from echo2.cli import bench, evaluate, export, people, plan, programs, simulate, snapshot, task, train
 
 app = typer.Typer(
     name="echo2",
@@ -34,6 +35,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.add_typer(task.app, name="task")
 app.add_typer(snapshot.app, name="snapshot")
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

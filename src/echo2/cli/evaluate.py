@@ -145,11 +145,13 @@ def report(task: Task, scores: Scores, samples: int, other: Scores | None = None
 
 async def _score(config: Config, tasks: list[tuple[Task, float]], by_task: dict[str, Scores], folder: Path) -> None:
     """Install the model as version 0 of nothing and let the production episode code talk to it."""
+    from echo2.cli.installed import installed_engine
     from echo2.data.cursor import held_out_prompts
 
     by_name = {task.name: task for task, _ in tasks}
     prompts = held_out_prompts(tasks, config.eval.prompts)
-    engine, chat = await _engine(config, folder)
+    ready = await installed_engine(config, folder, config.learning.threads)
+    engine, chat = ready.engine, ready.chat
     try:
         found = await _each(
             [_score_prompt(config, engine, chat, by_name[p.task], number, p) for number, p in enumerate(prompts)]
@@ -177,35 +179,6 @@ async def _each(work: Sequence[Coroutine[None, None, Scores]]) -> list[Scores]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(placed(one)) for one in work]
     return [task.result() for task in tasks]
-
-
-async def _engine(config: Config, folder: Path) -> tuple[Engine, ChatFormat]:
-    """The run's engine and chat format, with the model installed."""
-    from echo2.broadcast.pack import pack_directory
-    from echo2.data.chat import ByteChat
-    from echo2.rollout.engines import build_engine
-    from echo2.types import Policy
-
-    policy = Policy(0, 0)
-    scripted = config.rollout.engine == "scripted"
-    model_dir: Path | None = None
-    chat: ChatFormat = ByteChat()
-    if not scripted:
-        from echo2.data.template_chat import TemplateChat
-        from echo2.learning.pretrained import resolve_model
-
-        model_dir = await asyncio.to_thread(resolve_model, config.model, folder, seed=config.run.seed)
-        chat = await asyncio.to_thread(TemplateChat, model_dir)
-        manifest = await asyncio.to_thread(pack_directory, model_dir, folder / "snapshot", policy=policy)
-        dtype = manifest.dtype
-    else:
-        dtype = config.model.snapshot_dtype
-    engine = build_engine(
-        config.rollout.engine, model_dir, device=config.workers.device, threads=config.learning.threads, dtype=dtype
-    )
-    await engine.prefetch(policy, folder / "snapshot")
-    await engine.activate(policy)
-    return engine, chat
 
 
 async def _score_prompt(

@@ -49,13 +49,22 @@ def check_parts(config: Config) -> None:
         except UserError as error:
             faults.append(str(error))
     folder = Path(config.model.path)
-    if config.rollout.engine != "scripted" and folder.is_absolute():
+    if config.rollout.engine not in ("scripted", "openai") and folder.is_absolute():
         try:
             check_model_directory(folder)
         except UserError as error:
             faults.append(str(error))
     if faults:
         raise ConfigError(faults)
+
+
+def check_trainable(config: Config) -> None:
+    """Raises ConfigError for an engine that can be asked and takes no weights."""
+    if config.rollout.engine == "openai":
+        raise ConfigError(
+            'rollout.engine = "openai" can be evaluated and not trained, because nobody can give it weights: use vllm, '
+            "sglang, parallax or transformers"
+        )
 
 
 def check_port(config: Config) -> None:

@@ -67,24 +67,44 @@ def worker(
     ] = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine", metavar="NAME", help="What generates here, instead of what the run's configuration says."
+        ),
+    ] = None,
     usd_per_h: Annotated[
         float | None,
         typer.Option(
             "--usd-per-h", min=0, max=1e5, help="What this worker costs, instead of what the run's configuration says."
         ),
     ] = None,
+    server: Annotated[
+        Path | None,
+        typer.Option(
+            "--server",
+            envvar="ECHO2_SERVER",
+            metavar="FILE",
+            help="TOML file whose [server] table describes the inference server of this machine.",
+        ),
+    ] = None,
 ) -> None:
     """Join a run and generate until it ends; SIGTERM drains."""
     import socket
 
+    from echo2.rollout.engines import check_kind
     from echo2.worker.shell import run_worker
 
+    if engine is not None:
+        check_kind(engine)
     called = name or socket.gethostname()
     if not called.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise typer.BadParameter(f"--name must be letters, digits, dots, dashes and underscores, got {called!r}")
     if usd_per_h is not None and usd_per_h != usd_per_h:
         raise typer.BadParameter("--usd-per-h must be a number, got nan")
-    asyncio.run(run_worker(join, called, folder or Path("echo2-worker") / called, device, threads, usd_per_h))
+    asyncio.run(
+        run_worker(join, called, folder or Path("echo2-worker") / called, device, threads, usd_per_h, engine, server)
+    )
 
 
 def _folder_for(place: Path, overrides: list[str], *, listens: bool) -> RunFolder:

@@ -33,7 +33,7 @@ def train(
     as_json: JsonFlag = False,
 ) -> None:
     """Run coordinator, learner and local workers; print a join string for more workers."""
-    from echo2.cli.inputs import checked_config
+    from echo2.cli.inputs import check_trainable, checked_config
     from echo2.cli.preview import preview, preview_text
     from echo2.config.render import render_config
 
@@ -43,8 +43,10 @@ def train(
     if print_config:
         print_json(config.model_dump(mode="json")) if as_json else print(render_config(config), end="")
     elif dry_run:
+        check_trainable(config)
         print_json(preview(config)) if as_json else print(preview_text(preview(config)))
     else:
+        check_trainable(config)
         _train(config, resume, as_json)
 
 

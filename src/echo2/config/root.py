@@ -26,6 +26,7 @@ from echo2.config.sections import (
     RolloutSection,
     RunSection,
     Section,
+    ServerSection,
     StalenessSection,
     TaskSection,
     WorkersSection,
@@ -39,6 +40,7 @@ class Config(Section):
     tasks: tuple[TaskSection, ...] = Field(default=(TaskSection(name="arithmetic"),))
     """What is trained on; several tasks are mixed by weight."""
     rollout: RolloutSection = RolloutSection()
+    server: ServerSection = ServerSection()
     staleness: StalenessSection = StalenessSection()
     learning: LearningSection = LearningSection()
     buffer: BufferSection = BufferSection()

@@ -79,14 +79,40 @@ class RolloutSection(Section):
     """Nucleus mass; below 1 the importance weight is approximate."""
     max_new_tokens: Positive = 256
     """Token limit of one reply; a reply cut there is an outcome and is scored."""
-    engine: Literal["transformers", "scripted"] = "transformers"
-    """What generates on the workers."""
+    engine: Literal["transformers", "vllm", "sglang", "parallax", "openai", "scripted"] = "transformers"
+    """What generates on the workers: `transformers` inside the worker, or a server that `server` describes (`openai`,
+    any OpenAI-style endpoint, can be evaluated and not trained)."""
     concurrent_groups: Positive = 1
     """Groups a worker generates at the same time."""
     episode_timeout_s: PositiveFloat = 600.0
     """Time after which an unfinished episode is reported as a timeout."""
     thinking: bool = False
     """Passed to chat templates that know `enable_thinking`."""
+
+
+class ServerSection(Section):
+    """The inference server of one machine. Workers take it from their own machine (`echo2 worker --server FILE`, or the
+    file that ECHO2_SERVER names), never from the coordinator: it says which program is run."""
+
+    url: str = ""
+    """Address of a server that runs already, such as http://127.0.0.1:8000; empty: the worker starts one, watches it
+    and ends it."""
+    model: str = ""
+    """Name of the model at `url`; empty: the only one there."""
+    key_variable: str = ""
+    """Environment variable that holds the API key of `url`; empty for none."""
+    command: tuple[str, ...] = ()
+    """What starts a server, such as ["/opt/vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server"]; empty: the
+    engine's own start with the worker's interpreter. Model, name, address and element type are appended."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of a server that the worker starts, such as ["--max-model-len", "4096"]; they come last."""
+    peers: tuple[str, ...] = ()
+    """Addresses of the Parallax network at `url`, through which its nodes are given weights; needs the package
+    lattica."""
+    start_timeout_s: PositiveFloat = 900.0
+    """Time in which a server must be ready, or have taken new weights."""
+    request_timeout_s: PositiveFloat = 600.0
+    """Time in which a server must have answered for one reply."""
 
 
 class StalenessSection(Section):

@@ -29,7 +29,7 @@ from echo2.provisioning.pools.skypilot import CATALOG, SkyPilotPool
 from echo2.provisioning.pools.skypilot_market import Rentable
 from echo2.provisioning.pools.skypilot_worker import WorkerPlan
 from echo2.provisioning.pools.standby import Benches, StandbyPool
-from echo2.run.child import environment
+from echo2.run.child import environment, server_arguments
 from echo2.run.folder import RunFolder
 from echo2.transport.join import ENVIRONMENT_KEY
 
@@ -115,6 +115,7 @@ def _program(config: Config, folder: RunFolder, machine_id: str, join: str) -> P
     command = (
         sys.executable, "-m", "echo2", "worker", "--name", machine_id, "--dir", str(folder.worker(machine_id)),
         "--device", config.workers.device, "--threads", str(config.workers.threads),
+        *server_arguments(config.rollout.engine, folder.config),
     )  # fmt: skip
     around = {**environment(os.environ, config.workers.threads), ENVIRONMENT_KEY: join}
     return Program(command, around, folder.log(f"worker-{machine_id}"))

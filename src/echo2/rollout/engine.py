@@ -6,13 +6,14 @@ oldest and the newest policy that sampled one of its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from echo2.data.task import Message
 from echo2.types import FinishReason, Policy, Sampling
 
 
@@ -45,10 +46,24 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True):
+    """What an engine can do; the conformance suite tests what it promises here and skips the rest by name."""
+
     logprobs: bool
     token_in: bool
     """Prompts are taken as token ids; an engine that only takes text re-tokenises and cannot promise I8."""
     modes: frozenset[ActivationMode]
+    seeded: bool = True
+    """The same seed gives the same tokens, whatever else is being generated."""
+    top_p_logprobs: bool = True
+    """With top-p below 1 log-probs are still over the whole vocabulary (PROTOCOL §4)."""
+    restarts: bool = False
+    """An install stops the server and starts it anew, which takes as long as that does."""
+    fresh_caches: bool = True
+    """``continue`` recomputes what the old weights had cached, so each token's log-prob is its version's own."""
+
+
+Heard = Callable[[int, Completion], None]
+"""Called in the event loop with (position, reply) as soon as a reply of a group has ended."""
 
 
 class Engine(Protocol):
@@ -60,10 +75,19 @@ class Engine(Protocol):
         """The policy in force; None until the first ``activate`` (field report E11)."""
         ...
 
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, n: int) -> list[Completion]:
-        """n replies to one prompt, in order; the same seed gives the same replies.
+    @property
+    def fault(self) -> str | None:
+        """Why it cannot generate for now, in one sentence; None when it can. Cheap, and never raises."""
+        ...
 
-        Raises EngineError when nothing is installed, the prompt does not fit, or generation failed or was aborted.
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, n: int, heard: Heard | None = None
+    ) -> list[Completion]:
+        """n replies to one prompt, in order; the same seed gives the same replies. Calls may overlap.
+
+        Each reply is also told to ``heard`` when it ends, exactly once, before the call returns.
+        Raises EngineError when nothing is installed, the prompt does not fit, or generation failed or was aborted
+        (its message then begins with "aborted"). A cancelled call frees what it held.
         """
         ...
 
@@ -79,6 +103,26 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """One reply of an engine that takes conversations."""
+
+    text: str
+    policy_min: Policy
+    policy_max: Policy
+    finish_reason: FinishReason
+
+
+class SpeakingEngine(Engine, Protocol):
+    """An engine whose ``token_in`` is False: a server that applies the chat template itself.
+
+    ``generate`` raises EngineError. What tokens it fed and sampled is not known; whoever records its replies says so.
+    """
+
+    async def speak(self, messages: Sequence[Message], sampling: Sampling, n: int, *, thinking: bool) -> list[Spoken]:
+        """n replies to one conversation, in order. Raises EngineError."""
+        ...
 
 
 def policy_span(policies: Sequence[Policy]) -> tuple[Policy, Policy, tuple[int, ...] | None]:

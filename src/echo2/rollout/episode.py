@@ -19,7 +19,8 @@ from echo2.data.chat import ChatFormat
 from echo2.data.task import Episode, Message, Score, Task
 from echo2.errors import EngineError
 from echo2.ports import Clock
-from echo2.rollout.engine import Completion, Engine
+from echo2.rollout.engine import Completion, Engine, Heard
+from echo2.rollout.spoken import replies
 from echo2.transport.messages import LeaseGrant, RowSubmission
 from echo2.types import (
     LOGPROBS_FULL_VOCAB_AT_TEMPERATURE,
@@ -46,6 +47,7 @@ class Conversation:
         self._sampling = sampling
         self._thinking = thinking
         self._token_ids: list[int] = []
+        self._messages: list[Message] = []
         self.segments: list[Segment] = []
         self.completions: list[Completion] = []
 
@@ -53,7 +55,10 @@ class Conversation:
         fed = self._fed(messages)
         # A seed of its own for each turn: the same numbers twice would tie the turns together.
         sampling = msgspec.structs.replace(self._sampling, seed=self._sampling.seed + len(self.completions))
-        (completion,) = await self._engine.generate([*self._token_ids, *fed], sampling, 1)
+        said = [*self._messages, *messages]
+        ask = replies(self._engine, self._chat, said, [*self._token_ids, *fed], sampling, 1, thinking=self._thinking)
+        (completion,) = await ask
+        self._messages = said
         return self.hear(fed, completion)
 
     def recite(self, messages: Sequence[Message], reply: str) -> None:
@@ -65,7 +70,9 @@ class Conversation:
         if policy is None:
             raise EngineError("a policy must be installed before anything is recited to it; activate one first")
         said = tuple(self._chat.encode_reply(reply))
-        self.hear(self._fed(messages), Completion(said, None, policy, policy, FinishReason.STOP))
+        fed = self._fed(messages)
+        self._messages += messages
+        self.hear(fed, Completion(said, None, policy, policy, FinishReason.STOP))
 
     def _fed(self, messages: Sequence[Message]) -> list[int]:
         if not self.completions:
@@ -81,7 +88,9 @@ class Conversation:
         self._token_ids += [*fed, *completion.token_ids]
         self.segments += [asked, _sampled_segment(completion)]
         self.completions.append(completion)
-        return self._chat.decode(completion.token_ids)
+        reply = self._chat.decode(completion.token_ids)
+        self._messages.append({"role": "assistant", "content": reply})
+        return reply
 
 
 Judged = Callable[[Callable[[], Score]], Awaitable[Score]]
@@ -158,17 +167,33 @@ class _Group:
 
     async def _one_turn(self) -> None:
         prompt, indices = self._lease.prompt, self._lease.indices
-        fed = self._chat.render(self._task.messages(prompt), thinking=self._thinking)
-        completions = await self._engine.generate(fed, self._sampling, len(indices))
+        messages = self._task.messages(prompt)
+        fed = self._chat.render(messages, thinking=self._thinking)
+
+        def generate(heard: Heard | None = None) -> Coroutine[None, None, list[Completion]]:
+            return replies(
+                self._engine, self._chat, messages, fed, self._sampling, len(indices), heard, thinking=self._thinking
+            )
+
         asked = Segment(pack_tokens(fed), False)
-        pairs = list(zip(indices, completions, strict=True))
         if self._judged_where is judged_here and not self._judges_itself:  # nothing is waited for
-            for index, completion in pairs:
+            completions = await generate()
+            for index, completion in zip(indices, completions, strict=True):
                 await self._judged(index, fed, asked, completion)
             return
-        async with asyncio.TaskGroup() as group:  # a reply that is slow to judge delays no other
-            for index, completion in pairs:
-                group.create_task(self._judged(index, fed, asked, completion))
+        failure: Exception | None = None
+        # A reply is judged when it ends, while others grow, and one that is slow to judge delays no other.
+        async with asyncio.TaskGroup() as group:
+
+            def heard(position: int, completion: Completion) -> None:
+                group.create_task(self._judged(indices[position], fed, asked, completion))
+
+            try:
+                await generate(heard)
+            except Exception as problem:
+                failure = problem  # what was heard before is still judged
+        if failure is not None:
+            raise failure
 
     async def _judged(self, index: int, fed: Sequence[int], asked: Segment, completion: Completion) -> None:
         try:
@@ -196,6 +221,8 @@ class _Group:
         return Conversation(self._engine, self._chat, sampling, self._thinking, index)
 
     def _finish(self, index: int, talk: Conversation, episode: Episode) -> None:
+        if not self._engine.capabilities.token_in:
+            episode = msgspec.structs.replace(episode, omega={**episode.omega, "retokenised": True})
         record = _record(self._lease, self._sampling, talk, episode, self._clock.monotonic() - self._started_s)
         self._rows[index] = RowSubmission(index, RowStatus.FINISHED, record=msgspec.Raw(msgspec.msgpack.encode(record)))
 

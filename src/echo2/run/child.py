@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from echo2.ports import EventLog
+from echo2.rollout.engines import SERVERS
 from echo2.shell import LIFELINE_VARIABLE
 
 RESTART_FIRST_S = 0.5
@@ -132,6 +133,11 @@ def environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
     if threads:
         child |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return child
+
+
+def server_arguments(engine: str, config: Path) -> tuple[str, ...]:
+    """Of a worker on the coordinator's own machine: its inference server is the one that the run's file describes."""
+    return ("--server", str(config)) if engine in SERVERS else ()
 
 
 def _tail(path: Path) -> Sequence[str]:

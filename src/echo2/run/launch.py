@@ -24,7 +24,7 @@ import msgspec
 from echo2.config.root import Config
 from echo2.errors import Echo2Error, Refused, TransportError, UserError, first_cause
 from echo2.ports import EventLog
-from echo2.run.child import Child, ChildSpec, Ending
+from echo2.run.child import Child, ChildSpec, Ending, server_arguments
 from echo2.run.folder import RunFolder
 
 START_LIMIT_S = 300.0
@@ -180,5 +180,6 @@ def _worker_spec(config: Config, folder: RunFolder, number: int) -> ChildSpec:
     arguments = (
         "worker", str(folder.join("worker")), "--name", name, "--dir", str(folder.worker(name)),
         "--device", config.workers.device, "--threads", str(config.workers.threads),
+        *server_arguments(config.rollout.engine, folder.config),
     )  # fmt: skip
     return ChildSpec(f"worker {name}", arguments, folder.log(f"worker-{name}"), threads=config.workers.threads)

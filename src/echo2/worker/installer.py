@@ -188,7 +188,8 @@ class Installer:
 
     async def _switch(self, policy: Policy) -> None:
         """Load a held snapshot aside and make it the engine's."""
-        self.activity = f"installing {policy}"
+        slowly = " by starting the server anew" if self._engine.capabilities.restarts else ""
+        self.activity = f"installing {policy}{slowly}"
         load = self._engine.prefetch(policy, self._stock.folder(policy))
         await self._drain.within(ENGINE_LIMIT_S, f"loading {policy}", load)
         if self._drain.called:

@@ -18,6 +18,7 @@ from random import Random
 
 from echo2.broadcast.relay.client import RelayClient
 from echo2.config.root import Config
+from echo2.config.server_file import load_server
 from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.registry import load_tasks
 from echo2.data.template_chat import TemplateChat
@@ -25,7 +26,7 @@ from echo2.errors import DiskFull, Echo2Error, IntegrityError, Refused, Transpor
 from echo2.pace import Pace
 from echo2.ports import EventLog, SnapshotSource
 from echo2.rollout.apart import judged_apart
-from echo2.rollout.engines import build_engine
+from echo2.rollout.engines import build_engine, check_kind
 from echo2.shell import ConsoleEvents, SystemClock, run_program
 from echo2.transport.client import HttpTransport
 from echo2.transport.enrolment import JOIN_PATIENCE_S, enrol_patiently
@@ -48,14 +49,16 @@ async def run_worker(
     device: str | None = None,
     threads: int | None = None,
     usd_per_h: float | None = None,
+    engine: str | None = None,
+    server: Path | None = None,
 ) -> None:
-    """Join the run, work until drained. ``device``, ``threads`` and ``usd_per_h`` override what the run's
-    configuration says.
+    """Join the run, work until drained. ``device``, ``threads``, ``usd_per_h`` and ``engine`` override what the run's
+    configuration says; ``server`` is the file whose [server] table describes this machine's inference server.
 
     Raises UserError or Unauthorised for a join string that is no good, Refused when tasks differ, Starved when the
     coordinator fell silent.
     """
-    life = WorkerLife(join, name, folder, device, threads, usd_per_h)
+    life = WorkerLife(join, name, folder, device, threads, usd_per_h, engine, server)
     await run_program(life.run(), life.stop)
 
 
@@ -70,8 +73,13 @@ class WorkerLife:
         device: str | None,
         threads: int | None,
         usd_per_h: float | None = None,
+        engine: str | None = None,
+        server: Path | None = None,
     ) -> None:
         self._join = read_join(join)
+        self._engine = engine
+        # From this machine alone, never from the coordinator's configuration: it says which program is run here.
+        self._server = load_server(server)
         self._name = name
         self._folder = folder
         self._device = device
@@ -113,14 +121,19 @@ class WorkerLife:
         model_dir = self._folder / "model"
         await self._fetch_assets(transport, welcome.assets, model_dir, jitter)
         tasks = await asyncio.to_thread(load_tasks, config.tasks)
-        scripted = config.rollout.engine == "scripted"
+        kind = self._engine or config.rollout.engine
+        check_kind(kind)
+        scripted = kind == "scripted"
         chat: ChatFormat = ByteChat() if scripted else await asyncio.to_thread(TemplateChat, model_dir)
         engine = await asyncio.to_thread(
-            build_engine, config.rollout.engine, None if scripted else model_dir,
+            build_engine, kind, None if scripted else model_dir,
             device=config.workers.device if self._device is None else self._device,
             threads=config.workers.threads if self._threads is None else self._threads,
             dtype=config.model.snapshot_dtype,
             pace=Pace(config.rehearsal.group_s, config.rehearsal.group_spread),
+            server=self._server,
+            folder=self._folder / "engine",
+            events=self._events,
         )  # fmt: skip
         opened.push_async_callback(engine.close)
         options = WorkerOptions(

@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from building import prompt
 
-from echo2.data.sandbox import endpoint
 from echo2.data.sandbox.endpoint import Endpoint
-from echo2.data.task import Message
+from echo2.data.task import Message, Score, Split, Task
 from echo2.errors import ConfigError, EngineError
+from echo2.transport import json_line
+from echo2.types import Prompt
 
 ASKED: list[Message] = [{"role": "system", "content": "rules"}, {"role": "user", "content": "Hand: [Ah, Kd]"}]
 
@@ -48,7 +50,7 @@ async def test_a_reply_is_asked_for_with_the_whole_conversation(monkeypatch: pyt
 
 
 async def test_a_busy_endpoint_is_asked_again_and_a_refusal_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(json_line, "FIRST_PAUSE_S", 0.0)
     answers = [
         web.Response(status=503),
         web.Response(status=429),
@@ -91,3 +93,39 @@ async def test_i7_what_comes_late_or_wrong_raises() -> None:
 def test_wrong_options_are_told_in_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"url must begin with http.*ABSENT_KEY must hold the API key"):
         Endpoint(url="localhost:1", model="m", key_variable="ABSENT_KEY")
+
+
+async def test_an_endpoint_can_be_a_tasks_judge() -> None:
+    """What it says that is no grade fails the row, and is no zero (I4)."""
+
+    async def handler(request: web.Request) -> web.Response:
+        (message,) = (await request.json())["messages"]
+        return completion("0.75" if message["content"].endswith("Paris.") else "no number")
+
+    class Capitals(Task):
+        name = "capitals"
+
+        def __init__(self, url: str) -> None:
+            self._judge = Endpoint(url=url, model="m")
+
+        def size(self, split: Split) -> int | None:
+            return 1
+
+        def prompt(self, split: Split, index: int) -> Prompt:
+            return prompt(index, self.name)
+
+        def messages(self, prompt: Prompt) -> list[Message]:
+            return [{"role": "user", "content": "The capital of France?"}]
+
+        def score(self, prompt: Prompt, reply: str) -> Score:
+            raise NotImplementedError("it is judged")
+
+        async def judge(self, prompt: Prompt, reply: str) -> Score:
+            said = await self._judge([{"role": "user", "content": f"Grade from 0 to 1: {reply}"}])
+            return Score(float(said), "judged")
+
+    async with serving(handler) as url:
+        task = Capitals(url)
+        assert await task.judge(task.prompt("train", 0), "It is Paris.") == Score(0.75, "judged")
+        with pytest.raises(ValueError, match="no number"):
+            await task.judge(task.prompt("train", 0), "It is Rome.")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import TinyModel
+from tiny_models import reference_logprobs as reference
 
 from echo2.errors import EngineError, UserError
 from echo2.rollout.engine import ActivationMode, Completion
-from echo2.rollout.engines.transformers import TransformersEngine
+from echo2.rollout.engines.reading import SlotReader, WholeReader
+from echo2.rollout.engines.transformers import TransformersEngine, usable_cores
 from echo2.types import FinishReason, Policy, Sampling
 
-TinyModel = Any
-"""The fixture class of conftest.py, which tests cannot import."""
-KINDS = ["llama", "tied-llama", "qwen3", "windowed", "gpt2"]
 V0, V1 = Policy(0, 0), Policy(0, 1)
 PROMPT = [5, 6, 7, 8, 9]
 NEVER = 1_000
@@ -40,67 +41,10 @@ async def serving(tiny: TinyModel, dtype: str = "float32") -> AsyncIterator[Tran
         await engine.close()
 
 
-def reference(model: Any, prompt: Sequence[int], reply: Sequence[int], temperature: float) -> torch.Tensor:
-    """[L] log-probs of the reply's tokens from one fresh forward pass."""
-    token_ids = torch.tensor([[*prompt, *reply]])
-    with torch.no_grad():
-        logits = model(input_ids=token_ids).logits[0, len(prompt) - 1 : -1].float()
-    return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(reply)[:, None])[:, 0]
-
-
 def assert_true_logprobs(model: Any, prompt: Sequence[int], completion: Completion, temperature: float) -> None:
     assert completion.logprobs is not None
     expected = reference(model, prompt, completion.token_ids, temperature)
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-3, rtol=0)
-
-
-@pytest.mark.parametrize("tiny", KINDS, indirect=True)
-@pytest.mark.parametrize("temperature", [0.6, 1.0])
-async def test_logprobs_are_those_of_a_fresh_pass_at_the_temperature(tiny: TinyModel, temperature: float) -> None:
-    """C06, E01: right log-probs also prove that tied and untied weights arrived."""
-    async with serving(tiny) as engine:
-        for completion in await engine.generate(PROMPT, sampling(temperature=temperature), 4):
-            assert_true_logprobs(tiny.model, PROMPT, completion, temperature)
-            assert len(completion.token_ids) == 10
-            assert completion.finish_reason is FinishReason.LENGTH
-            assert (completion.policy_min, completion.policy_max, completion.versions) == (V0, V0, None)
-
-
-@pytest.mark.parametrize("tiny", KINDS, indirect=True)
-async def test_groups_of_different_lengths_grow_together_as_they_would_alone(tiny: TinyModel) -> None:
-    """B11: padding that aligns groups changes nothing."""
-    prompts = [PROMPT, [1], list(range(20)), [3, 4, 5]]
-    orders = [sampling(seed=i, temperature=0.7 + 0.2 * i, max_new_tokens=4 + 3 * i) for i in range(4)]
-    async with serving(tiny) as engine:
-        together = await asyncio.gather(*(engine.generate(p, s, 3) for p, s in zip(prompts, orders, strict=True)))
-        alone = [await engine.generate(p, s, 3) for p, s in zip(prompts, orders, strict=True)]
-    for prompt, order, group, other in zip(prompts, orders, together, alone, strict=True):
-        assert [c.token_ids for c in group] == [c.token_ids for c in other]
-        for completion in group:
-            assert_true_logprobs(tiny.model, prompt, completion, order.temperature)
-
-
-async def test_a_seed_fixes_every_reply_and_rows_differ(tiny: TinyModel) -> None:
-    async with serving(tiny) as engine:
-        first, again = [await engine.generate(PROMPT, sampling(), 4) for _ in range(2)]
-        other = await engine.generate(PROMPT, sampling(seed=4), 4)
-    assert first == again
-    assert len({completion.token_ids for completion in first + other}) == 8
-
-
-async def test_a_sampled_stop_token_is_kept_and_none_is_added(tiny: TinyModel) -> None:
-    """B07"""
-    async with serving(tiny) as engine:
-        stops = tuple(range(0, 64, 6))
-        group = await engine.generate(PROMPT, sampling(stop_token_ids=stops, max_new_tokens=8), 16)
-    reasons = {completion.finish_reason for completion in group}
-    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
-    for completion in group:
-        ended = completion.finish_reason is FinishReason.STOP
-        assert sum(token in stops for token in completion.token_ids) == int(ended)
-        assert (completion.token_ids[-1] in stops) == ended
-        assert len(completion.token_ids) == 8 or ended
-        assert_true_logprobs(tiny.model, PROMPT, completion, 1.0)
 
 
 async def test_top_p_samples_from_the_nucleus_and_reports_full_logprobs(tiny: TinyModel) -> None:
@@ -172,82 +116,6 @@ async def test_bfloat16_snapshots_arrive_unrounded_whatever_the_processor_comput
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=tolerance, rtol=0)
 
 
-async def halfway(engine: TransformersEngine) -> None:
-    """Return once a running generation has a few tokens."""
-    for _ in range(1_000_000):
-        if (running := engine._batch.running) and len(running[0].rows[0].token_ids) >= 3:
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("the generation never got that far")
-
-
-async def switch_under_way(engine: TransformersEngine, mode: ActivationMode) -> list[Completion] | EngineError:
-    async def generate() -> list[Completion] | EngineError:
-        try:
-            return await engine.generate(PROMPT, sampling(max_new_tokens=40), 3)
-        except EngineError as error:
-            return error
-
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(generate())
-        await halfway(engine)
-        await engine.activate(V1, mode)
-    return running.result()
-
-
-@pytest.mark.parametrize("tiny", ["qwen3", "gpt2", "windowed"], indirect=True)
-async def test_drain_lets_a_generation_finish_under_the_version_it_began_with(tiny: TinyModel) -> None:
-    newer = tiny.fresh(1)
-    async with serving(tiny) as engine:
-        undisturbed = await engine.generate(PROMPT, sampling(max_new_tokens=40), 3)
-        await engine.prefetch(V1, tiny.snapshot(newer, V1))
-        assert await switch_under_way(engine, ActivationMode.DRAIN) == undisturbed
-        assert engine.installed == V1
-        (completion,) = await engine.generate(PROMPT, sampling(), 1)
-    assert completion.policy_min == V1
-    assert_true_logprobs(newer, PROMPT, completion, 1.0)
-
-
-@pytest.mark.parametrize("tiny", ["qwen3", "gpt2", "windowed"], indirect=True)
-async def test_continue_goes_on_under_the_new_version_and_says_which_tokens_are_whose(tiny: TinyModel) -> None:
-    """I5"""
-    newer = tiny.fresh(1)
-    async with serving(tiny) as engine:
-        await engine.prefetch(V1, tiny.snapshot(newer, V1))
-        group = await switch_under_way(engine, ActivationMode.CONTINUE)
-    assert isinstance(group, list)
-    for completion in group:
-        assert (completion.policy_min, completion.policy_max) == (V0, V1)
-        assert completion.versions is not None
-        assert completion.logprobs is not None
-        assert list(completion.versions) == sorted(completion.versions)
-        for model, version in ((tiny.model, 0), (newer, 1)):
-            whose = torch.tensor(completion.versions) == version
-            expected = reference(model, PROMPT, completion.token_ids, 1.0)[whose]
-            torch.testing.assert_close(torch.tensor(completion.logprobs)[whose], expected, atol=1e-3, rtol=0)
-
-
-async def test_abort_ends_running_generations_as_errors(tiny: TinyModel) -> None:
-    async with serving(tiny) as engine:
-        await engine.prefetch(V1, tiny.snapshot(tiny.fresh(1), V1))
-        ended = await switch_under_way(engine, ActivationMode.ABORT)
-        assert isinstance(ended, EngineError)
-        assert str(ended).startswith("aborted")
-        assert (await engine.generate(PROMPT, sampling(), 1))[0].policy_min == V1
-
-
-async def test_a_cancelled_generation_leaves_the_batch_and_the_others_alone(tiny: TinyModel) -> None:
-    async with serving(tiny) as engine:
-        alone = await engine.generate([1, 2], sampling(seed=9), 2)
-        async with asyncio.TaskGroup() as group:
-            doomed = group.create_task(engine.generate(PROMPT, sampling(max_new_tokens=50), 2))
-            await halfway(engine)
-            other = group.create_task(engine.generate([1, 2], sampling(seed=9), 2))
-            doomed.cancel()
-        assert [c.token_ids for c in other.result()] == [c.token_ids for c in alone]
-        assert not engine._batch.running
-
-
 async def test_the_context_limits_prompts_and_replies(tiny: TinyModel) -> None:
     async with serving(tiny) as engine:
         (completion,) = await engine.generate([1] * 60, sampling(max_new_tokens=50), 1)
@@ -281,3 +149,148 @@ def test_a_directory_without_a_model_and_a_device_that_is_none_are_the_users_fau
         TransformersEngine(tiny.folder / "nowhere")
     with pytest.raises(UserError, match="device must be"):
         TransformersEngine(tiny.folder, device="abacus")
+
+
+# ---- batching ------------------------------------------------------------------------------------------------------
+
+
+class Reads:
+    """How many tokens the model was given in each call, rows times length."""
+
+    def __init__(self, engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shapes: list[tuple[int, int]] = []
+        forward = engine._model.forward
+
+        def counted(*arguments: Any, input_ids: torch.Tensor, **named: Any) -> Any:
+            self.shapes.append((input_ids.shape[0], input_ids.shape[1]))
+            return forward(*arguments, input_ids=input_ids, **named)
+
+        monkeypatch.setattr(engine._model, "forward", counted)
+
+
+async def test_a_groups_prompt_is_read_once_and_rows_that_ended_are_not_fed(
+    tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tiny) as engine:
+        reads = Reads(engine, monkeypatch)
+        group = await engine.generate(PROMPT, sampling(stop_token_ids=tuple(range(0, 64, 6))), 6)
+    assert reads.shapes[0] == (1, len(PROMPT))
+    lengths = [len(completion.token_ids) for completion in group]
+    growing = [sum(length > step for length in lengths) for step in range(1, max(lengths))]
+    assert [rows for rows, _ in reads.shapes[1:]] == growing
+
+
+async def test_groups_that_overlap_share_their_steps(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tiny) as engine:
+        reads = Reads(engine, monkeypatch)
+        await asyncio.gather(*(engine.generate([number, 2, 3], sampling(), 3) for number in range(4)))
+    assert reads.shapes.count((12, 1)) >= 8
+
+
+async def test_with_little_memory_rows_wait_for_places_and_get_the_same_tokens(tiny: TinyModel) -> None:
+    stops = tuple(range(0, 64, 6))
+    async with serving(tiny) as engine:
+        free = [await engine.generate([number, 2, 3], sampling(stop_token_ids=stops), 5) for number in range(3)]
+        engine._batch._states_bytes = 3 * engine._batch._reader.bytes_per_token * 13
+        most = 0
+        step = engine._batch.step
+
+        def watched(policy: Policy) -> None:
+            nonlocal most
+            most = max(most, engine._batch.rows)
+            step(policy)
+
+        engine._batch.step = watched  # type: ignore[method-assign]
+        tight = await asyncio.gather(
+            *(engine.generate([number, 2, 3], sampling(stop_token_ids=stops), 5) for number in range(3))
+        )
+    assert most == 3
+    assert [[c.token_ids for c in group] for group in tight] == [[c.token_ids for c in group] for group in free]
+
+
+@pytest.mark.parametrize("mode", [ActivationMode.CONTINUE, ActivationMode.DRAIN])
+async def test_replies_that_wait_for_places_outlive_a_switch(tiny: TinyModel, mode: ActivationMode) -> None:
+    newer = tiny.fresh(1)
+    async with serving(tiny) as engine:
+        await engine.prefetch(V1, tiny.snapshot(newer, V1))
+        engine._batch._states_bytes = 1
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(engine.generate(PROMPT, sampling(max_new_tokens=30), 3))
+            while engine._batch.rows == 0:
+                await asyncio.sleep(0)
+            await engine.activate(V1, mode)
+    first, *others = running.result()
+    newest = V1 if mode is ActivationMode.CONTINUE else V0
+    assert (first.policy_min, first.policy_max) == (V0, newest)
+    for completion in others:
+        assert (completion.policy_min, completion.policy_max) == (newest, newest)
+        assert_true_logprobs(tiny.model if newest == V0 else newer, PROMPT, completion, 1.0)
+
+
+async def test_a_conversation_is_read_on_from_where_it_was_until_a_switch(
+    tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = tiny.fresh(1)
+    async with serving(tiny) as engine:
+        reads = Reads(engine, monkeypatch)
+        first = list(range(12))
+        (said,) = await engine.generate(first, sampling(), 1)
+        reads.shapes.clear()
+        second = [*first, *said.token_ids, 7, 8]
+        (reply,) = await engine.generate(second, sampling(), 1)
+        assert reads.shapes[0] == (1, 3)  # the reply's last token was never fed
+        assert_true_logprobs(tiny.model, second, reply, 1.0)
+        await engine.prefetch(V1, tiny.snapshot(newer, V1))
+        await engine.activate(V1)
+        reads.shapes.clear()
+        (reply,) = await engine.generate(second, sampling(), 1)
+        assert reads.shapes[0] == (1, len(second))
+        assert_true_logprobs(newer, second, reply, 1.0)
+
+
+async def test_a_reply_is_heard_when_it_ends_not_when_its_group_does(tiny: TinyModel) -> None:
+    async with serving(tiny) as engine:
+        running_when_heard: list[bool] = []
+        stops = tuple(range(0, 64, 6))
+        await engine.generate(
+            PROMPT,
+            sampling(stop_token_ids=stops, max_new_tokens=40),
+            8,
+            lambda position, reply: running_when_heard.append(bool(engine._batch.running)),
+        )
+    assert running_when_heard[0]
+    assert not running_when_heard[-1]
+
+
+@pytest.mark.parametrize("tiny", ["capped", "convolutional"], indirect=True)
+async def test_models_of_another_make_run_one_group_at_a_time(tiny: TinyModel) -> None:
+    newer = tiny.fresh(1)
+    async with serving(tiny) as engine:
+        assert isinstance(engine._batch._reader, WholeReader)
+        stops = tuple(range(0, 64, 6))
+        prompts = [PROMPT, [1, 2, 3]]
+        groups = await asyncio.gather(*(engine.generate(p, sampling(stop_token_ids=stops), 3) for p in prompts))
+        await engine.prefetch(V1, tiny.snapshot(newer, V1))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(engine.generate(PROMPT, sampling(max_new_tokens=30), 3))
+            while engine._batch.rows == 0:
+                await asyncio.sleep(0)
+            await engine.activate(V1, ActivationMode.CONTINUE)
+    for prompt, completions in zip(prompts, groups, strict=True):
+        for completion in completions:
+            assert_true_logprobs(tiny.model, prompt, completion, 1.0)
+    for completion in running.result():
+        assert completion.versions is not None
+        whose = torch.tensor(completion.versions) == 1
+        expected = reference(newer, PROMPT, completion.token_ids, 1.0)[whose]
+        torch.testing.assert_close(torch.tensor(completion.logprobs)[whose], expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("tiny", ["llama", "windowed", "gpt2"], indirect=True)
+async def test_usual_models_run_in_slots(tiny: TinyModel) -> None:
+    async with serving(tiny) as engine:
+        assert isinstance(engine._batch._reader, SlotReader)
+
+
+def test_no_engine_takes_more_threads_than_its_process_may_use() -> None:
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))

@@ -7,21 +7,18 @@ fingerprint.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from echo2.data.task import Message
-from echo2.errors import ConfigError, EngineError
+from echo2.errors import ConfigError
+from echo2.transport.json_line import JsonLine, WrongAnswer, decoded
 
 MAX_ANSWER_BYTES = 1 << 20
-FIRST_PAUSE_S = 0.5
-"""Before the first retry; doubled each time."""
-RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+PATH = "/chat/completions"
 
 
 class _Said(msgspec.Struct):
@@ -61,45 +58,17 @@ class Endpoint:
             faults.append(f"endpoint: the environment variable {key_variable} must hold the API key, it is not set")
         if faults:
             raise ConfigError(faults)
-        self._url = f"{url.rstrip('/')}/chat/completions"
+        self._url = url
         self._deadline_s = deadline_s
         self._fields: dict[str, Any] = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
-        self._headers = {"Authorization": f"Bearer {os.environ[key_variable]}"} if key_variable else {}
+        self._key = os.environ[key_variable] if key_variable else ""
 
     async def __call__(self, messages: Sequence[Message]) -> str:
         """The next reply. Raises EngineError when there is none by the deadline, or none that can be read."""
-        try:
-            async with asyncio.timeout(self._deadline_s), aiohttp.ClientSession(headers=self._headers) as session:
-                return await self._ask(session, messages)
-        except TimeoutError as error:
-            raise EngineError(f"opponent at {self._url}: no reply within {self._deadline_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(f"opponent at {self._url}: {error or type(error).__name__}") from error
-
-    async def _ask(self, session: aiohttp.ClientSession, messages: Sequence[Message]) -> str:
-        pause_s = FIRST_PAUSE_S
-        while True:
-            async with session.post(self._url, json={**self._fields, "messages": list(messages)}) as answer:
-                body = await self._body(answer)
-                if answer.status == 200:
-                    return _text(self._url, body)
-                if answer.status not in RETRIED:
-                    raise EngineError(f"opponent at {self._url}: answered {answer.status}: {body[:200]!r}")
-            await asyncio.sleep(pause_s)
-            pause_s *= 2
-
-    async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
-        body = b""
-        async for part in answer.content.iter_chunked(1 << 16):
-            body += part
-            if len(body) > MAX_ANSWER_BYTES:
-                raise EngineError(f"opponent at {self._url}: an answer must be at most {MAX_ANSWER_BYTES} bytes")
-        return body
-
-
-def _text(url: str, body: bytes) -> str:
-    try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        sent = {**self._fields, "messages": list(messages)}
+        async with JsonLine(self._url, who="opponent", key=self._key, most_bytes=MAX_ANSWER_BYTES) as line:
+            body = await line.ask("POST", PATH, sent, deadline_s=self._deadline_s, again=True)
+        answer = decoded("opponent", body, _Answer, "a chat completion")
+        if not answer.choices:
+            raise WrongAnswer("opponent: the answer must be a chat completion, it has no choices")
         return answer.choices[0].message.content or ""
-    except (msgspec.DecodeError, IndexError) as error:
-        raise EngineError(f"opponent at {url}: the answer must be a chat completion, got {body[:200]!r}") from error

@@ -1,59 +1,36 @@
 """Continuous batching: the replies of several groups grow together, one token per step.
 
-Invariant: a row's cache holds exactly its own prompt and sampled tokens; left padding that aligns groups of different
-lengths is masked out and takes no position. Finished rows leave the batch at once. Nothing here waits or locks: one
-thread owns a ``DecodeBatch``.
+Invariant: a row's states belong to its own prompt and sampled tokens, its newest token excepted, which the next step
+feeds. A finished row leaves at once and the next waiting one takes its place. Nothing here waits or locks: one thread
+owns a ``DecodeBatch``.
 
-    Generation ──admit: prompt prefilled once, cache repeated n times──▶ rows ──step: draw, forward──▶ … ──▶ finished
+    Generation ──begin: prompt read once──▶ fill: rows placed, first token drawn ──step: feed, draw──▶ … ──▶ finished
 """
 
 from __future__ import annotations
 
-import inspect
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from echo2.errors import EngineError
 from echo2.rollout.engine import Completion, policy_span
-from echo2.rollout.engines.sampling import draw, uniforms
+from echo2.rollout.engines.reading import Reader
+from echo2.rollout.engines.rows import RowTable
+from echo2.rollout.engines.sampling import uniforms
 from echo2.types import FinishReason, Policy, Sampling
 
+MOST_ROWS = 256
+"""Beyond it a step's arithmetic grows as fast as the batch, and nothing is gained by waiting for more rows."""
 
-class Row:
-    """One growing reply."""
-
-    def __init__(self, sampling: Sampling, index: int, limit: int) -> None:
-        self.sampling = sampling
-        self.limit = limit
-        self.uniforms: list[float] = uniforms(sampling.seed, index, limit).tolist()
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.policies: list[Policy] = []
-        self.finish: FinishReason | None = None
-
-    def append(self, token: int, logprob: float, policy: Policy) -> None:
-        self.token_ids.append(token)
-        self.logprobs.append(logprob)
-        self.policies.append(policy)
-        if token in self.sampling.stop_token_ids:
-            self.finish = FinishReason.STOP
-        elif len(self.token_ids) == self.limit:
-            self.finish = FinishReason.LENGTH
-
-    def completion(self) -> Completion:
-        assert self.finish is not None, "only a finished row is a completion"
-        oldest, newest, versions = policy_span(self.policies)
-        return Completion(tuple(self.token_ids), tuple(self.logprobs), oldest, newest, self.finish, versions)
+REREAD_ROWS = 16
+"""Rows whose states are recomputed in one go: their logits and activations exist at the same time."""
 
 
 class Generation:
-    """One call of ``generate``: a prompt and its n rows. ``failure`` or all rows finished ends it."""
+    """One call of ``generate``: a prompt and its n replies. ``failure`` or all replies there ends it."""
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, n: int, context: int) -> None:
         limit = min(sampling.max_new_tokens, context - len(prompt))
@@ -62,173 +39,203 @@ class Generation:
         if n < 1 or sampling.temperature <= 0 or not 0 < sampling.top_p <= 1:
             raise EngineError(f"a group must have n >= 1, temperature > 0 and 0 < top_p <= 1, got {n} and {sampling}")
         self.prompt = list(prompt)
-        self.rows = [Row(sampling, index, limit) for index in range(n)]
+        self.sampling = sampling
+        self.limit = limit
+        self.replies: list[Completion | None] = [None] * n
+        self.placed = 0
+        """Replies that have begun; the rest waits for places."""
+        self.read: tuple[Any, Tensor] | None = None
+        """The prompt's states and the logits after it, while replies wait for places."""
+        self.news: deque[int] = deque()
+        """Replies that ended and were not told yet."""
         self.failure: EngineError | None = None
         self.withdrawn = False
-
-    @property
-    def live(self) -> list[Row]:
-        return [row for row in self.rows if row.finish is None]
+        self._missing = n
 
     @property
     def ended(self) -> bool:
-        return self.failure is not None or all(row.finish is not None for row in self.rows)
+        return self.failure is not None or not self._missing
+
+    def finish(self, position: int, completion: Completion) -> None:
+        self.replies[position] = completion
+        self._missing -= 1
+        self.news.append(position)
+
+
+class _Row:
+    """One growing reply; its numbers are in the table."""
+
+    def __init__(self, generation: Generation, position: int, policy: Policy) -> None:
+        self.generation = generation
+        self.position = position
+        self.spans = [(0, policy)]
+        """(first token, policy that sampled it and what follows), oldest first"""
+
+    def policies(self, length: int) -> list[Policy]:
+        ends = [first for first, _ in self.spans[1:]] + [length]
+        return [policy for (first, policy), end in zip(self.spans, ends, strict=True) for _ in range(first, end)]
 
 
 class DecodeBatch:
-    """The rows that are growing now. Attributes below are aligned: batch position b is one row."""
+    """The rows that are growing now: ``_rows[b]``, row b of the table and row b of the reader are the same."""
 
-    def __init__(self, model: Any, device: torch.device) -> None:
-        self._model = model
-        self._device = device
-        # The cache's argument was renamed during the life of transformers 5.
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_argument = "past_key_values" if "cache" not in parameters else "cache"
-        # Only plain layers can be padded on the left; a model with windows or states runs one group at a time.
-        self._mergeable = all(type(layer) is DynamicLayer for layer in self._new_cache().layers)
+    def __init__(self, reader: Reader, table: RowTable, states_bytes: int) -> None:
+        """states_bytes: what all rows' states may take together; one row is always let in."""
+        self._reader, self._table, self._states_bytes = reader, table, states_bytes
         self._generations: list[Generation] = []
-        self.clear()
-
-    def clear(self) -> None:
-        self._cache: Any = None
-        self._rows: list[Row] = []
-        self._logits = torch.empty(0)
-        """[B, V] float32, of the next token."""
-        self._padding: list[int] = []
-        """[B] masked columns on the left of each row's cache."""
+        self._rows: list[_Row] = []
 
     @property
     def running(self) -> list[Generation]:
         return list(self._generations)
 
     @property
-    def can_admit(self) -> bool:
-        return self._mergeable or not self._rows
+    def rows(self) -> int:
+        return len(self._rows)
 
-    def admit(self, generation: Generation) -> None:
-        """Prefill the prompt once and add the generation's rows. A failure takes down this generation only."""
+    @property
+    def can_begin(self) -> bool:
+        """Whether another group's prompt may be read: all begun ones have their places, and there is one more."""
+        if not self._rows:
+            return not self._generations
+        return self._reader.together and self._generations[-1].read is None and self._free() > 0
+
+    def begin(self, generation: Generation, policy: Policy) -> None:
+        """Read the prompt once and place what fits. A failure takes down this generation only."""
         try:
-            cache, logits = self._prefill(torch.tensor([generation.prompt]))
-            cache.batch_repeat_interleave(len(generation.rows))
+            generation.read = self._reader.read(generation.prompt)
         except Exception as error:
             generation.failure = _failure("reading a prompt", error)
             return
         self._generations.append(generation)
-        self._join(cache, logits.expand(len(generation.rows), -1), generation.rows, len(generation.prompt))
+        self.fill(policy)
+
+    def fill(self, policy: Policy) -> None:
+        """Give free places to replies of begun groups, and draw their first tokens."""
+        self._drop_withdrawn()
+        for generation in [one for one in self._generations if one.read is not None]:
+            try:
+                while generation.read is not None and (free := self._free()) > 0:
+                    self._place(generation, free, policy)
+            except Exception as error:
+                self.fail(_failure("beginning replies", error))
+                return
+        self._forget_ended()
 
     def step(self, policy: Policy) -> None:
-        """Sample one token for every row under ``policy``, whose logits are at hand, and run the model on them."""
+        """Feed every row its newest token and sample the next one under ``policy``, whose weights are installed."""
         self._drop_withdrawn()
         if not self._rows:
             return
         try:
-            self._sample(policy)
-            self._keep([b for b, row in enumerate(self._rows) if row.finish is None])
-            if self._rows:
-                self._logits = self._forward(torch.tensor([[row.token_ids[-1]] for row in self._rows]))
+            self._retire(self._table.sample(self._reader.step(self._table.newest)))
         except Exception as error:
             self.fail(_failure("decoding", error))
-        self._generations = [generation for generation in self._generations if not generation.ended]
+        self._forget_ended()
 
     def fail(self, failure: EngineError) -> None:
         for generation in self._generations:
             generation.failure = failure
-        self._generations = []
-        self.clear()
+        self._generations, self._rows = [], []
+        self._table.clear()
+        self._reader.clear()
 
-    def rebuild(self) -> None:
-        """Recompute every cache under the model's present weights: rows go on where they were."""
+    def rebuild(self, policy: Policy) -> None:
+        """Recompute everything under the model's present weights, ``policy``: rows go on where they were."""
         self._drop_withdrawn()
-        generations, self._generations = self._generations, []
-        self.clear()
-        for generation in generations:
-            rows = generation.live
-            # Rows of one generation have sampled equally many tokens, so this batch needs no padding.
-            tokens = torch.tensor([generation.prompt + row.token_ids for row in rows])
+        self._reader.forget()
+        order: list[int] = []
+        for rows in self._by_length():
             try:
-                cache, logits = self._prefill(tokens)
+                sampled = [self._rows[row].generation.prompt + self._table.tokens(row)[:-1] for row in rows]
+                placed = self._reader.place(self._reader.reread(sampled), 1)
             except Exception as error:
-                generation.failure = _failure("recomputing a cache", error)
+                for row in rows:
+                    self._rows[row].generation.failure = _failure("recomputing states", error)
                 continue
-            self._generations.append(generation)
-            self._join(cache, logits, rows, tokens.shape[1])
+            together = order + rows
+            order = [together[row] for row in placed]
+        for row in order:
+            self._rows[row].spans.append((self._table.length(row), policy))
+        self._reorder(order)
+        for generation in self._generations:
+            if generation.read is not None and generation.failure is None:
+                try:
+                    generation.read = self._reader.read(generation.prompt)
+                except Exception as error:
+                    generation.failure = _failure("reading a prompt", error)
+        self._drop_failed()
 
-    # ---- one batch ---------------------------------------------------------------------------------------------
+    # ---- rows --------------------------------------------------------------------------------------------------
 
-    def _sample(self, policy: Policy) -> None:
-        temperature = torch.tensor([[row.sampling.temperature] for row in self._rows], device=self._device)
-        top_p = torch.tensor([[row.sampling.top_p] for row in self._rows], device=self._device)
-        uniform = torch.tensor([[row.uniforms[len(row.token_ids)]] for row in self._rows], dtype=torch.float64)
-        tokens, logprobs = draw(self._logits, temperature, top_p, uniform.to(self._device))
-        for row, token, logprob in zip(self._rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            row.append(token, logprob, policy)
+    def _free(self) -> int:
+        """Places for more rows now; a model that runs one group at a time takes it whole."""
+        if not self._reader.together:
+            return 0 if self._rows else MOST_ROWS * MOST_ROWS
+        longest = max(len(generation.prompt) + generation.limit for generation in self._generations)
+        each = max(1, self._reader.bytes_per_token * longest)
+        return min(MOST_ROWS, max(1, self._states_bytes // each)) - len(self._rows)
+
+    def _place(self, generation: Generation, free: int, policy: Policy) -> None:
+        assert generation.read is not None, "a begun group with waiting replies has its prompt read"
+        states, logits = generation.read
+        first, more = generation.placed, min(free, len(generation.replies) - generation.placed)
+        before = len(self._rows)
+        numbers = range(first, first + more)
+        seed, limit = generation.sampling.seed, generation.limit
+        self._table.add(generation.sampling, limit, [uniforms(seed, number, limit) for number in numbers])
+        self._rows += [_Row(generation, number, policy) for number in numbers]
+        ended = self._table.sample(logits.expand(more, -1), before)
+        order = self._reader.place(states, more)
+        self._reorder(order)
+        generation.placed += more
+        if generation.placed == len(generation.replies):
+            generation.read = None
+        self._retire([order.index(number) for number in ended])
+
+    def _retire(self, ended: Sequence[int]) -> None:
+        """Turn rows that ended into replies, and close their ranks."""
+        for number in ended:
+            row, token_ids = self._rows[number], self._table.tokens(number)
+            generation = row.generation
+            if len(generation.replies) == 1:  # a turn of a conversation: the next prompt will begin with it
+                self._reader.keep(generation.prompt + token_ids[:-1], number)
+            stopped = token_ids[-1] in generation.sampling.stop_token_ids
+            reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+            oldest, newest, versions = policy_span(row.policies(len(token_ids)))
+            logprobs = tuple(self._table.logprobs(number))
+            generation.finish(row.position, Completion(tuple(token_ids), logprobs, oldest, newest, reason, versions))
+        self._remove(ended)
+
+    def _remove(self, gone: Sequence[int]) -> None:
+        if gone:
+            self._reorder(self._reader.remove(gone))
+
+    def _reorder(self, order: list[int]) -> None:
+        if order != list(range(len(self._rows))):
+            self._table.order(order)
+            self._rows = [self._rows[row] for row in order]
+
+    def _by_length(self) -> list[list[int]]:
+        """Rows with equally many tokens, to be recomputed together without padding."""
+        alike: dict[int, list[int]] = {}
+        for number, row in enumerate(self._rows):
+            alike.setdefault(len(row.generation.prompt) + self._table.length(number), []).append(number)
+        at_once = REREAD_ROWS if self._reader.together else MOST_ROWS * MOST_ROWS
+        return [rows[at : at + at_once] for _, rows in sorted(alike.items()) for at in range(0, len(rows), at_once)]
 
     def _drop_withdrawn(self) -> None:
-        gone = [generation for generation in self._generations if generation.withdrawn]
-        if gone:
-            rows = {id(row) for generation in gone for row in generation.rows}
+        if any(generation.withdrawn for generation in self._generations):
+            self._remove([number for number, row in enumerate(self._rows) if row.generation.withdrawn])
             self._generations = [generation for generation in self._generations if not generation.withdrawn]
-            self._keep([b for b, row in enumerate(self._rows) if id(row) not in rows])
 
-    def _keep(self, positions: list[int]) -> None:
-        if len(positions) == len(self._rows):
-            return
-        if not positions:
-            self.clear()
-            return
-        self._cache.batch_select_indices(torch.tensor(positions, device=self._device))
-        self._rows = [self._rows[b] for b in positions]
-        self._padding = [self._padding[b] for b in positions]
-        self._logits = self._logits[positions]
-        shared = min(self._padding)
-        if shared:
-            for layer in self._cache.layers:
-                layer.keys, layer.values = layer.keys[:, :, shared:], layer.values[:, :, shared:]
-            self._padding = [padding - shared for padding in self._padding]
+    def _drop_failed(self) -> None:
+        self._remove([number for number, row in enumerate(self._rows) if row.generation.failure is not None])
+        self._forget_ended()
 
-    def _join(self, cache: Any, logits: Tensor, rows: Sequence[Row], length: int) -> None:
-        """Add rows whose cache holds ``length`` tokens each and no padding."""
-        if not self._rows:
-            self._cache, self._logits, self._rows, self._padding = cache, logits, list(rows), [0] * len(rows)
-            return
-        held = self._cache.get_seq_length()
-        more, fewer = max(length - held, 0), max(held - length, 0)
-        for ours, theirs in zip(self._cache.layers, cache.layers, strict=True):
-            ours.keys = torch.cat([_pad_left(ours.keys, more), _pad_left(theirs.keys, fewer)])
-            ours.values = torch.cat([_pad_left(ours.values, more), _pad_left(theirs.values, fewer)])
-        self._padding = [padding + more for padding in self._padding] + [fewer] * len(rows)
-        self._rows = [*self._rows, *rows]
-        self._logits = torch.cat([self._logits, logits])
-
-    # ---- the model ---------------------------------------------------------------------------------------------
-
-    def _new_cache(self) -> Any:
-        return DynamicCache(config=self._model.config)
-
-    def _prefill(self, tokens: Tensor) -> tuple[Any, Tensor]:
-        """[B, L] → (cache of L tokens, logits [B, V] float32 of the next token)"""
-        cache = self._new_cache()
-        return cache, self._run(cache, tokens)
-
-    def _forward(self, tokens: Tensor) -> Tensor:
-        """[B, 1] → logits [B, V] float32 of the next token; the cache grows by one."""
-        if not any(self._padding):
-            return self._run(self._cache, tokens)
-        held = self._cache.get_seq_length()
-        padding = torch.tensor(self._padding, device=self._device).unsqueeze(1)
-        mask = torch.arange(held + 1, device=self._device) >= padding
-        return self._run(self._cache, tokens, attention_mask=mask.long(), position_ids=held - padding)
-
-    def _run(self, cache: Any, tokens: Tensor, **more: Tensor) -> Tensor:
-        arguments = {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1, **more}
-        output = self._model(input_ids=tokens.to(self._device), **arguments)
-        logits: Tensor = output.logits[:, -1].float()
-        return logits
-
-
-def _pad_left(states: Tensor, columns: int) -> Tensor:
-    """[B, H, L, D] → [B, H, columns + L, D]"""
-    return functional.pad(states, (0, 0, columns, 0)) if columns else states
+    def _forget_ended(self) -> None:
+        if any(generation.ended for generation in self._generations):
+            self._generations = [generation for generation in self._generations if not generation.ended]
 
 
 def _failure(what: str, error: Exception) -> EngineError:

@@ -15,7 +15,7 @@ from random import Random
 
 from echo2.data.chat import ByteChat
 from echo2.errors import EngineError
-from echo2.rollout.engine import ActivationMode, Capabilities, Completion, policy_span
+from echo2.rollout.engine import ActivationMode, Capabilities, Completion, Heard, policy_span
 from echo2.types import FinishReason, Policy, Sampling
 
 Script = Callable[[str, Random, Policy], str]
@@ -76,7 +76,13 @@ class ScriptedEngine:
     def installed(self) -> Policy | None:
         return self._installed
 
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, n: int) -> list[Completion]:
+    @property
+    def fault(self) -> str | None:
+        return None
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, n: int, heard: Heard | None = None
+    ) -> list[Completion]:
         async with self._changed:
             await self._changed.wait_for(lambda: not self._switching)
             began, epoch = self._installed, self._epoch
@@ -95,7 +101,11 @@ class ScriptedEngine:
         ended = self._installed
         assert ended is not None, "an installed policy is only ever replaced"
         question, text = _question(token_ids, sampling.seed), self._chat.decode(token_ids)
-        return [self._reply(text, _draws(question, row), sampling, began, ended) for row in range(n)]
+        group = [self._reply(text, _draws(question, row), sampling, began, ended) for row in range(n)]
+        if heard is not None:
+            for position, completion in enumerate(group):
+                heard(position, completion)
+        return group
 
     async def prefetch(self, policy: Policy, folder: Path) -> None:
         self._prefetched = policy
