@@ -59,7 +59,7 @@ def _parameters(order: dict[str, Any], places: int) -> Any:
     parameters.n_seq_max = places + 1
     parameters.n_batch = parameters.n_ubatch = 512
     parameters.n_threads = parameters.n_threads_batch = order["threads"]
-    parameters.kv_unified = True
+    parameters.kv_unified = order["unified"]
     parameters.type_k = parameters.type_v = 0  # float32, as the weights
     return parameters
 
