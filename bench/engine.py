@@ -7,7 +7,8 @@ contender makes exactly these. ``ours`` has --lanes groups under way at a time, 
 ``generate`` is ``model.generate`` on one group after the other, each until its longest reply is there;
 ``transformers_cb`` is transformers' continuous batching with all groups queued; ``llama_cpp`` decodes as many sequences
 side by side as there are rows in --lanes groups, with the same weights in float32 (``…_apart``: a cache for each
-sequence instead of one for all). Prints one JSON object.
+sequence instead of one for all). Prints one JSON object. ``cpu_s`` includes loading: on a machine that others use it
+says more than the clock, at one thread.
 """
 
 from __future__ import annotations
@@ -193,13 +194,16 @@ def llama_cpp(python: Path, unified: bool) -> Callable[[Work], dict[str, float]]
 
 def measured(contender: Callable[[Work], dict[str, float]], work: Work) -> dict[str, Any]:
     """Figures, or why there are none: what another program cannot do here is a result too."""
+    began_s = time.process_time()
     try:
-        found = contender(work)
+        found = {"cpu_s": 0.0} | contender(work)
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}"[:300]}
+    found["cpu_s"] = found["cpu_s"] or time.process_time() - began_s
     seconds, groups = found["seconds"], found["groups"]
     shown = {
         "trajectories_per_s": groups * len(work.lengths) / seconds, "tokens_per_s": found["tokens"] / seconds,
+        "cpu_s_per_trajectory": found["cpu_s"] / (groups * len(work.lengths)),
     } | found  # fmt: skip
     return {name: round(value, 3) for name, value in shown.items()}
 

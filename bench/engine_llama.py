@@ -49,7 +49,8 @@ def main() -> None:
             if row[2] == 0:
                 llama_cpp.llama_memory_seq_rm(memory, place, -1, -1)
                 del growing[place]
-    print(json.dumps({"seconds": time.perf_counter() - began, "groups": order["groups"], "tokens": tokens}))
+    figures = {"seconds": time.perf_counter() - began, "groups": order["groups"], "tokens": tokens}
+    print(json.dumps(figures | {"cpu_s": time.process_time()}))
 
 
 def _parameters(order: dict[str, Any], places: int) -> Any:
