@@ -6,7 +6,9 @@ Every group is n replies to one prompt whose lengths are spread evenly from --sh
 contender makes exactly these. ``ours`` has --lanes groups under way at a time, as a worker does, and gives log-probs;
 ``generate`` is ``model.generate`` on one group after the other, each until its longest reply is there;
 ``transformers_cb`` is transformers' continuous batching with all groups queued; ``llama_cpp`` decodes as many sequences
-side by side as there are rows in --lanes groups, with the same weights in float32. Prints one JSON object.
+side by side as there are rows in --lanes groups, with the same weights in float32 (``…_apart``: a cache for each
+sequence instead of one for all). Prints one JSON object. ``cpu_s`` includes loading: on a machine that others use it
+says more than the clock, at one thread.
 """
 
 from __future__ import annotations
@@ -167,7 +169,9 @@ def transformers_cb(work: Work) -> dict[str, float]:
     return {"seconds": took_s, "groups": work.groups, "tokens": tokens}
 
 
-def llama_cpp(python: Path) -> Callable[[Work], dict[str, float]]:
+def llama_cpp(python: Path, unified: bool) -> Callable[[Work], dict[str, float]]:
+    """unified: one cache that all sequences share, prompt included, or one for each."""
+
     def run(work: Work) -> dict[str, float]:
         from bench.engine_gguf import write_gguf
 
@@ -176,7 +180,7 @@ def llama_cpp(python: Path) -> Callable[[Work], dict[str, float]]:
             write_gguf(work.folder, path)
             order = {
                 "model": str(path), "prompt": work.prompt, "lengths": work.lengths, "lanes": work.lanes,
-                "groups": work.groups, "threads": work.threads,
+                "groups": work.groups, "threads": work.threads, "unified": unified,
             }  # fmt: skip
             child = Path(__file__).with_name("engine_llama.py")
             said = subprocess.run([python, child, json.dumps(order)], capture_output=True, text=True, check=False)
@@ -190,13 +194,16 @@ def llama_cpp(python: Path) -> Callable[[Work], dict[str, float]]:
 
 def measured(contender: Callable[[Work], dict[str, float]], work: Work) -> dict[str, Any]:
     """Figures, or why there are none: what another program cannot do here is a result too."""
+    began_s = time.process_time()
     try:
-        found = contender(work)
+        found = {"cpu_s": 0.0} | contender(work)
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}"[:300]}
+    found["cpu_s"] = found["cpu_s"] or time.process_time() - began_s
     seconds, groups = found["seconds"], found["groups"]
     shown = {
         "trajectories_per_s": groups * len(work.lengths) / seconds, "tokens_per_s": found["tokens"] / seconds,
+        "cpu_s_per_trajectory": found["cpu_s"] / (groups * len(work.lengths)),
     } | found  # fmt: skip
     return {name: round(value, 3) for name, value in shown.items()}
 
@@ -208,7 +215,8 @@ def compare(name: str, chosen: argparse.Namespace, scratch: Path) -> dict[str, A
         "ours": ours, "generate": generate, "transformers_cb": transformers_cb,
     }  # fmt: skip
     if chosen.llama_python is not None:
-        contenders["llama_cpp"] = llama_cpp(chosen.llama_python)
+        contenders["llama_cpp"] = llama_cpp(chosen.llama_python, True)
+        contenders["llama_cpp_apart"] = llama_cpp(chosen.llama_python, False)
     rounds: list[dict[str, Any]] = []
     for number in range(chosen.rounds):
         rounds.append({})

@@ -49,7 +49,8 @@ def main() -> None:
             if row[2] == 0:
                 llama_cpp.llama_memory_seq_rm(memory, place, -1, -1)
                 del growing[place]
-    print(json.dumps({"seconds": time.perf_counter() - began, "groups": order["groups"], "tokens": tokens}))
+    figures = {"seconds": time.perf_counter() - began, "groups": order["groups"], "tokens": tokens}
+    print(json.dumps(figures | {"cpu_s": time.process_time()}))
 
 
 def _parameters(order: dict[str, Any], places: int) -> Any:
@@ -59,7 +60,7 @@ def _parameters(order: dict[str, Any], places: int) -> Any:
     parameters.n_seq_max = places + 1
     parameters.n_batch = parameters.n_ubatch = 512
     parameters.n_threads = parameters.n_threads_batch = order["threads"]
-    parameters.kv_unified = True
+    parameters.kv_unified = order["unified"]
     parameters.type_k = parameters.type_v = 0  # float32, as the weights
     return parameters
 

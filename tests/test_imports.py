@@ -63,8 +63,9 @@ VIRTUAL = (
 )  # fmt: skip
 """What the simulator runs as it is."""
 
-TORCH_HOMES = ("learning/", "rollout/engines/transformers.py", "rollout/engines/decoding.py",
-               "rollout/engines/sampling.py", "rollout/engines/weights.py", "rollout/engines/pages.py")  # fmt: skip
+TORCH_HOMES = ("learning/", *(f"rollout/engines/{name}.py" for name in (
+    "transformers", "decoding", "reading", "rows", "slots", "prefixes", "attention", "sampling", "weights",
+)))  # fmt: skip
 
 
 def modules() -> list[Path]:

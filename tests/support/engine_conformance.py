@@ -114,6 +114,7 @@ class EngineConformance:
     async def test_nothing_runs_before_an_install_and_only_what_was_prefetched_is_installed(
         self, subject: Subject
     ) -> None:
+        """E11"""
         async with subject.open() as engine:
             assert engine.installed is None
             with pytest.raises(EngineError, match="must be installed"):
@@ -187,6 +188,7 @@ class EngineConformance:
         assert [len(group) for group in together] == [n for _, _, n in orders]
 
     async def test_groups_that_overlap_keep_their_own_temperatures_and_lengths(self, subject: Subject) -> None:
+        """B11"""
         orders = [
             (prompt, subject.sampling(seed=i, temperature=0.6 + 0.3 * i, max_new_tokens=3 + 5 * i), 2)
             for i, prompt in enumerate(subject.prompts)
@@ -202,6 +204,7 @@ class EngineConformance:
                     assert_true_logprobs(subject, prompt, completion, sampling.temperature)
 
     async def test_a_sampled_stop_token_is_kept_and_none_is_added(self, subject: Subject) -> None:
+        """B07"""
         async with serving(subject) as engine:
             stops = tuple(range(0, subject.vocabulary, 6))
             sampling = subject.sampling(stop_token_ids=stops, max_new_tokens=8)
@@ -251,6 +254,7 @@ class EngineConformance:
     async def test_logprobs_are_those_of_a_reference_pass_at_the_temperature(
         self, subject: Subject, temperature: float
     ) -> None:
+        """C06, E01: right log-probs also prove that tied and untied weights arrived."""
         async with serving(subject) as engine:
             _needs(engine.capabilities.logprobs, "logprobs")
             for prompt in subject.prompts:
@@ -274,6 +278,7 @@ class EngineConformance:
     async def test_a_switch_under_way_does_what_its_mode_says_and_tags_are_true(
         self, subject: Subject, mode: ActivationMode
     ) -> None:
+        """I5"""
         async with serving(subject) as engine:
             _needs(mode in engine.capabilities.modes, f"modes: {mode}")
             await engine.prefetch(V1, subject.snapshots[V1])

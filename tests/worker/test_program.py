@@ -320,6 +320,39 @@ def test_a_snapshot_that_is_not_the_runs_is_not_installed(broken: dict[str, obje
     assert done.desk.submitted, "the old policy keeps serving"
 
 
+class Ailing(ScriptedEngine):
+    """Cannot generate for a while."""
+
+    ill = False
+
+    @property
+    def fault(self) -> str | None:
+        return "the server is starting again" if self.ill else None
+
+
+def test_a_worker_whose_engine_is_unwell_takes_no_lease_until_it_is_well() -> None:
+    async def main() -> tuple[Setting, int]:
+        setting = Setting()
+        setting.engine.__class__ = Ailing
+        granted: list[int] = []
+
+        def ill(now: bool) -> None:
+            setting.engine.ill = now  # type: ignore[attr-defined]
+            granted.append(len(setting.desk.of(RequestLease)))
+
+        # The lane asks before its group of five seconds ends, so at 30 s every earlier lease is served.
+        await setting.run((20, lambda: ill(True)), (30, lambda: granted.append(len(setting.desk.of(RequestLease)))),
+                          (40, lambda: ill(False)))  # fmt: skip
+        return setting, granted[2] - granted[1]
+
+    done, asked = run_virtual(main())
+    assert asked == 0
+    assert done.events.kinds("engine_unwell")[0]["error"] == "the server is starting again"
+    assert len(done.desk.submitted) >= 6
+    states = {beat.state for beat in done.desk.of(Heartbeat) if isinstance(beat, Heartbeat)}
+    assert "waiting: the server is starting again" in states
+
+
 def test_a_failed_load_keeps_the_old_policy_and_is_tried_again() -> None:
     async def main() -> Setting:
         setting = Setting()

@@ -190,6 +190,11 @@ class Worker:
         while not self._drain.called:
             installed = self._engine.installed
             assert installed is not None, "a lane runs only after the first install"
+            if (fault := self._engine.fault) is not None:  # a lease taken now would only fail
+                self._events.emit("engine_unwell", error=fault)
+                self._activity = f"waiting: {fault}"
+                await self._drain.pause(backoff.next_s())
+                continue
             asked_s = self._clock.monotonic()
             ask = self._line.call(RequestLease(installed, self._options.poll_s), LeaseGrant, LeaseWait)
             try:

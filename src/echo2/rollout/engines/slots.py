@@ -33,7 +33,7 @@ MOST_JOINED_ROWS, SIMILAR_TOKENS = 64, 64
 
 
 class Block:
-    """keys, values: one buffer [capacity, H, width, D] for each layer. mask: [rows, 1, 1, width] where one is needed."""
+    """keys, values: one buffer [capacity, H, width, D] for each layer. mask: [rows, 1, 1, width] if needed."""
 
     def __init__(self) -> None:
         self.rows = self.low = self.head = 0
