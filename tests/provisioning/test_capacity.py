@@ -226,3 +226,9 @@ def test_a_learner_that_would_wait_for_ever_has_no_step() -> None:
         step_period_s(**setting, staleness_budget=3, publish_period=5, mu_pool_per_s=1.0)
     with pytest.raises(Infeasible, match="more than 0 trajectories/s, got 0: add a worker"):
         step_period_s(**setting, staleness_budget=3, publish_period=2, mu_pool_per_s=0.0)
+
+
+def test_the_planned_staleness_has_room_for_groups_that_take_several_steps() -> None:
+    timing: dict[str, Any] = {"t_train_s": 100.0, "t_bcast_s": 80.0, "publish_period": 2}
+    assert staleness_bound_tight(**timing) == 2 + math.ceil(0.4)
+    assert staleness_bound_tight(**timing, t_gen_s=700.0) == 2 + math.ceil(0.4 + 7.0)

@@ -18,6 +18,7 @@ from echo2.config.root import Config
 from echo2.coordinator.program import Coordinator
 from echo2.errors import SetAside, Starved
 from echo2.simulation.clock import Skew
+from echo2.simulation.coin import NAME
 from echo2.simulation.links import LinkModel
 from echo2.simulation.loop import Deadlock
 from echo2.simulation.models import LearnerModel
@@ -477,3 +478,22 @@ def test_a_line_slower_than_the_learner_publishes_still_gets_every_version_it_se
     assert period[3] - period[2] < 40, "a delta takes longer than the time between two publishes"
     installed = [event["policy"] for event in kinds(run, "installed", "dsl")]
     assert len(installed) >= 2, installed
+
+
+def test_groups_that_take_several_steps_do_not_close_the_gate_on_themselves() -> None:
+    """Equation (12) leaves the time to finish a group out; the gate must not, or the learner runs dry."""
+    tables: dict[str, Any] = {
+        "run": {"steps": 40},
+        "tasks": [{"name": NAME}],
+        "rollout": {
+            "engine": "scripted", "rollouts_per_step": 16, "group_size": 4, "episode_timeout_s": 3600.0,
+        },
+        "staleness": {"budget": 11, "publish_period": 3},
+        "coordinator": {"stall_s": 3000.0},
+    }  # fmt: skip
+    model = WorldModel(learner=LearnerModel(train_s=100.0), uplink_bytes_per_s=1e8, delta_bytes=4e6)
+    fleet = [WorkerModel(f"w{number}", group_s=700.0, spread=0.1) for number in range(48)]
+    run = simulate(build_config(tables, check_places=False), fleet, seed=1, model=model)
+    settled = run.metrics[14:-2]
+    assert all(line.staleness_max <= 11 for line in run.metrics)
+    assert sum(line.idle_s for line in settled) < 0.02 * sum(line.idle_s + line.t_train_s for line in settled)
