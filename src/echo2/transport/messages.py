@@ -26,6 +26,8 @@ from echo2.transport.base_messages import (
     Seconds,
 )
 from echo2.transport.learner_messages import (
+    AUDIT_EDGES_NATS,
+    MOST_AUDITED,
     AckCheckpoint,
     Attach,
     Attached,
@@ -36,6 +38,7 @@ from echo2.transport.learner_messages import (
     PublishSnapshot,
     ReportStep,
     RequestBatch,
+    RowAudit,
     SnapshotOffer,
     StepAccepted,
 )
