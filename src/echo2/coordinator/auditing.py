@@ -33,5 +33,5 @@ def audited(books: Books) -> Mapping[str, Mismatch]:
 
 
 def found_out(books: Books) -> Sequence[tuple[str, str]]:
-    """Workers to be set aside, each told once, and why."""
+    """Workers found out since the last call, and why."""
     return list(books.audits.take_convicted().items())

@@ -8,15 +8,15 @@ x in [0, 1] is what was seen and an honest worker's x is m on average, or less. 
 average, however they are distributed and whatever the past was, and the chance that a stake begun at one row ever grows
 ``1 / ERROR``-fold is at most ERROR (Ville). A stake below 1 begins again at 1, which makes any row a beginning: in n
 observations of an honest worker the chance of a false alarm is at most n·ERROR for each question. That holds where the
-noise is as large as the tolerance; at half of it, stakes shrink by half with each observation.
+noise is as large as the tolerance; at half of it, a group takes two fifths of the stake away on average.
 
 - *differ*: x is the mean |difference| over the tokens of one group, at most 1 nat; m is the tolerance. Groups of few
   tokens are bet on with less. No single group multiplies by more than 1 + 0.9·(1 - m)/m, so at the default tolerance
-  six groups are the least that convict, and a worker that runs another model needs about seven.
+  seven groups are the least that convict, which is what another model takes; half a nat takes ten.
 - *likelier*, *unlikelier*: the mean of log-prob + entropy over blocks of tokens, under the version's weights alone, is
   0 for tokens that were drawn from it. It is positive for a lower temperature, top-k or greedy choice and negative for
   other weights, also when the reported log-probs are right. The tolerance covers what the choice of rows does to it
-  (replies that took too long never come). It takes ``BLOCK_TOKENS`` times some dozens of tokens.
+  (replies that took too long never come). At the default tolerance thirty blocks are the least that convict.
 """
 
 from __future__ import annotations
