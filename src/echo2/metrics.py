@@ -37,7 +37,8 @@ class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
     beyond_share: float
     """Share of the tokens that differ by more than half a nat."""
     excess_nats: float | None = None
-    """Mean log-prob + entropy under the version's weights: 0 for tokens drawn as stated; None where top-p is below 1."""
+    """Mean log-prob + entropy under the version's weights: 0 for tokens drawn as stated. None where top-p is below
+    1."""
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -77,7 +77,9 @@ async def test_a_worker_with_another_model_is_set_aside_and_one_that_rounds_is_n
         stats = await learner.train_step(batch)
         await made.handle(LEARNER, ReportStep(epoch, step, 1.0, 0.0, dict(stats), audits))
         assert ("two" in made.books.outcasts) == (step >= 6), "seven groups convict"
-    with pytest.raises(SetAside, match="worker two: its log-probs differ by 1.* nats a token from those of the weights"):
+    with pytest.raises(
+        SetAside, match=r"worker two: its log-probs differ by 1.* nats a token from those of the weights"
+    ):
         await made.handle(TWO, Heartbeat(V0, ()))
     assert "one" not in made.books.outcasts
     line = made.last_metrics

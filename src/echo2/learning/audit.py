@@ -78,7 +78,9 @@ class Auditor:
     def _compare(self, row: BatchRow, made: TrainingRow) -> RowAudit | None:
         assert made.behaviour is not None, "only rows with log-probs are compared"
         (micro,) = pack([made], budget=len(made.tokens), share_prefixes=False)
-        logp, entropy = (values.double().cpu().numpy() for values in self._policy.logprobs(micro.to(self._policy.device)))
+        logp, entropy = (
+            values.double().cpu().numpy() for values in self._policy.logprobs(micro.to(self._policy.device))
+        )
         if not (np.isfinite(logp).all() and np.isfinite(entropy).all()):
             return None
         excess = None if made.nucleus else float(np.maximum(logp + entropy, -MOST_NATS).sum())

@@ -67,10 +67,12 @@ from echo2.transport.worker_messages import (
 )
 
 __all__ = [
+    "AUDIT_EDGES_NATS",
     "MAX_GROUP_ROWS",
     "MAX_HELD",
     "MAX_SECONDS",
     "MAX_WAIT_S",
+    "MOST_AUDITED",
     "PROTOCOL_VERSION",
     "REPLY_OF",
     "ROLES_OF",
@@ -105,6 +107,7 @@ __all__ = [
     "RequestLease",
     "Role",
     "Root",
+    "RowAudit",
     "RowSubmission",
     "RunStatus",
     "Seconds",
