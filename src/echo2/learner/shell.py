@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 WARM_START_REPLIES = 32
 """Gold replies of one supervised step: enough for a steady gradient, few enough for a quick step."""
 MOST_SNAPSHOTS = 5
-"""Every version of a batch at S = 3, and no disk full of older ones at a large S."""
+"""Every version of a batch while S < 4 kappa, and no disk full of older ones at a larger S."""
 WARM_START_TRIES = 20
 """Prompts looked at for each reply before a task without gold replies is told."""
 
