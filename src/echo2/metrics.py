@@ -23,6 +23,24 @@ class Traffic(msgspec.Struct, frozen=True):
     reparentings: int = 0
 
 
+class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's behaviour log-probs against the learner's, for the version that each row names; in nats per token."""
+
+    name: str
+    groups: int
+    """Looked at, since the coordinator started."""
+    tokens: int
+    mean_nats: float
+    """Of |difference|."""
+    p99_nats: float
+    """Upper end of the bin that holds it."""
+    beyond_share: float
+    """Share of the tokens that differ by more than half a nat."""
+    excess_nats: float | None = None
+    """Mean log-prob + entropy under the version's weights: 0 for tokens drawn as stated. None where top-p is below
+    1."""
+
+
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """A line of ``metrics.jsonl``, written once per step, after everything it counts is durable."""
 
@@ -90,6 +108,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Replies that it could not score, or not in time: evidence of nothing."""
     set_aside: dict[str, str] = {}
     """Workers whose work is not taken any more, by id: name and reason."""
+    audited: dict[str, Mismatch] = {}
+    """Workers whose log-probs were compared, by id; of many, those that differ most."""
     groups_dropped: int
     zero_variance_groups: int
     """Of this batch."""
@@ -133,6 +153,11 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     eval_reward: float | None = None
     """Mean held-out reward when an evaluation ended since the previous line."""
     eval_version: int | None = None
+
+    @property
+    def mismatch_mean_nats(self) -> float | None:
+        """Of the worker that differs most."""
+        return max((mismatch.mean_nats for mismatch in self.audited.values()), default=None)
 
     @property
     def workers_set_aside(self) -> int:

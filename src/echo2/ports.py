@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from echo2.coordinator.operations import Loaded
     from echo2.metrics import Traffic
     from echo2.rollout.engine import Engine as Engine
-    from echo2.transport.messages import BatchReply, RelayCertificate, Reply, Request
+    from echo2.transport.messages import BatchReply, RelayCertificate, Reply, Request, RowAudit
     from echo2.types import Policy
 
 
@@ -187,6 +187,10 @@ class Learner(Protocol):
 
     @property
     def last_batch_digest(self) -> str: ...
+
+    async def audit(self, batch: BatchReply) -> tuple[RowAudit, ...]:
+        """Compare log-probs of some of the batch's rows with those of the versions they name; never beside a step."""
+        ...
 
     async def train_step(self, batch: BatchReply) -> Mapping[str, float]:
         """Train on the batch (v → v + 1); return the step's statistics."""

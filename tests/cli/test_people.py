@@ -132,7 +132,7 @@ def test_status_says_who_was_set_aside_and_how_each_task_fares(
     last = {
         "reward_mean": 0.5, "staleness_mean": 1.0, "staleness_max": 2, "bubble_ratio": 0.1, "cost_usd": 0.0,
         "reward_by_task": {"easy": 0.75, "game": -1.5}, "rows_by_task": {"easy": 8, "game": 4},
-        "pass_share_by_task": {"easy": 0.75},
+        "pass_share_by_task": {"easy": 0.75}, "audited": {"a": {"mean_nats": 0.0123}, "b": {"mean_nats": 0.002}},
     }  # fmt: skip
     outcast = {"id": "worker-7", "name": "greedy", "reason": "it sent the reward 1 for a reply that scores 0 here"}
     seen = msgspec.structs.replace(
@@ -141,7 +141,7 @@ def test_status_says_who_was_set_aside_and_how_each_task_fares(
     monkeypatch.setattr("echo2.cli.people._picture", lambda target: seen)
     told = " ".join(echo2("status").out.split())
     assert "set aside: greedy: it sent the reward 1 for a reply that scores 0 here" in told
-    assert "20 rewards scored again, 1 differ" in told
+    assert "20 rewards scored again, 1 differ, log-probs within 0.012 nats a token" in told
     assert "easy: reward 0.750, 75% pass, 8 rows game: reward -1.500, 4 rows" in told
 
 

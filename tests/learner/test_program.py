@@ -19,6 +19,7 @@ from echo2.simulation.models import LearnerDisk, LearnerModel, ModelledLearner
 from echo2.simulation.record import RecordedEvents
 from echo2.simulation.snapshots import ModelledPacker
 from echo2.transport.messages import (
+    AUDIT_EDGES_NATS,
     AckCheckpoint,
     AssetFile,
     Attach,
@@ -33,6 +34,7 @@ from echo2.transport.messages import (
     ReportStep,
     Request,
     RequestBatch,
+    RowAudit,
     SnapshotOffer,
     StepAccepted,
 )
@@ -56,6 +58,8 @@ class Desk:
         self.faults: dict[str, list[Exception]] = {}
         self.stopping = False
         self.missing: tuple[str, ...] = ()
+        self.audits: list[tuple[RowAudit, ...]] = []
+        """Of each report."""
 
     async def call(self, request: Request) -> Reply:
         await asyncio.sleep(0.01)
@@ -90,6 +94,7 @@ class Desk:
 
     def _report(self, request: ReportStep) -> StepAccepted:
         self._say(f"report {request.step}")
+        self.audits.append(request.audits)
         done = request.step + 1
         return StepAccepted(Policy(0, done), done % self.publish_period == 0, done >= self.steps)
 
@@ -157,6 +162,22 @@ def test_versions_are_durable_before_they_are_published_and_published_in_order()
     ]  # fmt: skip
     assert said.index("batch 2") < said.index("durable 2") < said.index("report 2"), "checkpoints run beside training"
     assert said[-1] == "leave"
+
+
+def test_what_was_audited_before_a_step_goes_with_its_report() -> None:
+    def found(step: int) -> RowAudit:
+        return RowAudit(step, 0, (1,) + (0,) * len(AUDIT_EDGES_NATS), 0.0, 0.0)
+
+    async def audit(batch: BatchReply) -> tuple[RowAudit, ...]:
+        return (found(batch.step),)
+
+    async def main() -> list[tuple[RowAudit, ...]]:
+        setting = Setting(Desk())
+        setting.learner.audit = audit  # type: ignore[method-assign]
+        await setting.program.run()
+        return setting.desk.audits
+
+    assert run_virtual(main()) == [(found(step),) for step in range(4)]
 
 
 def test_a_publish_travels_beside_the_next_step_and_a_second_one_waits_for_it() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from echo2.errors import UserError
-from echo2.metrics import StepMetrics
+from echo2.metrics import Mismatch, StepMetrics
 from echo2.report.folder import read_run
 from echo2.report.html import render_report, staleness_budget, visible, write_report
 from echo2.transport.messages import RunStatus
@@ -71,6 +71,11 @@ def test_the_page_says_how_each_task_fares_and_who_was_set_aside(
             rescored=40,
             rescored_differing=1,
             set_aside={"worker-7": "greedy <i>: it sent the reward 1"},
+            audited={
+                "worker-8": Mismatch(
+                    name="ada <u>", groups=3, tokens=1000, mean_nats=0.0123, p99_nats=0.1, beyond_share=0.002
+                )
+            },
         )
         for step in range(10)
     ]
@@ -81,6 +86,7 @@ def test_the_page_says_how_each_task_fares_and_who_was_set_aside(
     text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
     assert "easy 10,000 0.200 → 0.700 70.0% game &lt;b&gt; 40 -2.000 → -2.000 -" in text
     assert "Rewards scored again 40, of which 1 differ" in text
+    assert "ada &lt;u&gt; 3 1,000 0.0123 0.1 0.20%" in text
 
 
 def test_a_run_without_steps_has_a_page_that_says_so(make_run: Callable[[int], Path]) -> None:

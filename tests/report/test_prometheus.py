@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from echo2.metrics import StepMetrics
+from echo2.metrics import Mismatch, StepMetrics
 from echo2.report.prometheus import exposition
 from echo2.transport.messages import RunStatus
 
@@ -38,6 +38,18 @@ def test_each_task_and_each_worker_that_was_set_aside_has_a_series(
     samples = samples_of(exposition(status, make_metrics(3, pass_share_by_task={"easy": 0.75}), {}))
     assert samples["echo2_task_pass_ratio", (("task", "easy"),)] == 0.75
     assert samples["echo2_worker_set_aside", (("name", "greedy"), ("reason", "it lied"), ("worker", "w-7"))] == 1
+
+
+def test_each_worker_whose_log_probs_were_compared_has_its_series(
+    make_status: Callable[..., RunStatus], make_metrics: Callable[..., StepMetrics]
+) -> None:
+    seen = Mismatch(name="ada", groups=3, tokens=90, mean_nats=0.01, p99_nats=0.1, beyond_share=0.02)
+    samples = samples_of(exposition(make_status(), make_metrics(3, audited={"w-7": seen}), {}))
+    labels = (("name", "ada"), ("worker", "w-7"))
+    assert samples["echo2_worker_mismatch_nats", labels] == 0.01
+    assert samples["echo2_worker_mismatch_p99_nats", labels] == 0.1
+    assert samples["echo2_worker_mismatch_beyond_ratio", labels] == 0.02
+    assert samples["echo2_worker_audited_tokens", labels] == 90
 
 
 def test_a_workers_name_cannot_forge_a_metric(make_status: Callable[..., RunStatus]) -> None:

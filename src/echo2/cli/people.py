@@ -212,10 +212,12 @@ def _numbers(picture: RunStatus) -> str:
     seed, workers = last.get("seed_sent_bytes", 0), sum(last.get("sent_bytes_by_node", {}).values())
     checked = picture.rescored.get("checked", 0)
     rescored = f", {checked} rewards scored again, {picture.rescored['differing']} differ" if checked else ""
+    worst = max((row["mean_nats"] for row in last.get("audited", {}).values()), default=None)
+    audited = "" if worst is None else f", log-probs within {worst:.2g} nats a token"
     relays = f"; sent {_megabytes(seed)} by the coordinator, {_megabytes(workers)} by workers" if seed else ""
     return (
         f"reward {last['reward_mean']:.3f}, staleness {last['staleness_mean']:.1f} (max {last['staleness_max']}), "
-        f"bubble {last['bubble_ratio']:.0%}, {usd(last['cost_usd'])}{relays}; {counts}{rescored}"
+        f"bubble {last['bubble_ratio']:.0%}, {usd(last['cost_usd'])}{relays}; {counts}{rescored}{audited}"
     )
 
 

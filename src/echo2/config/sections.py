@@ -171,6 +171,9 @@ class LearningSection(Section):
     """Added to that standard deviation."""
     overlong: Literal["train", "mask"] = "train"
     """What a reply cut at the token limit contributes: trained on its reward, or no loss."""
+    audit_rows: Annotated[int, Field(ge=0, le=256)] = 8
+    """Rows per step whose log-probs are compared with those of the version they name; costs a pass over them and
+    reading a snapshot, which up to three more of are kept on the learner's disk. 0 compares none."""
     micro_batch_tokens: Positive = 16384
     """Padded tokens per forward and backward pass; lower it when memory runs out."""
     logits_chunk_tokens: Positive = 1024
@@ -233,6 +236,9 @@ class CoordinatorSection(Section):
     rescored_share: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Share of the replies to verifiable tasks whose rewards are scored again beside the coordinator; a worker whose
     reward differs is set aside. 0 scores none."""
+    logprob_tolerance: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    """Mean |difference| in nats per token that rounding may make between a worker's log-probs and the learner's; a
+    worker beyond it is set aside. 0 sets nobody aside for it."""
     stall_s: PositiveFloat = 600.0
     """Time without any progress after which the watchdog names the starved loop and ends the run."""
     max_submit_bytes: Positive = 64 * 1024 * 1024

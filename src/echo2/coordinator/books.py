@@ -22,6 +22,7 @@ from echo2.coordinator.operations import EvalPut, Loaded, Operation, RunPut
 from echo2.coordinator.outcasts import Outcasts
 from echo2.coordinator.publishing import Publishing
 from echo2.coordinator.scoreboard import Scoreboard
+from echo2.data.auditing import Audits
 from echo2.data.buffer import Buffer, BufferRules
 from echo2.data.cursor import PromptCursor
 from echo2.data.rescoring import Docket
@@ -58,6 +59,7 @@ class Books:
         self.outcasts = Outcasts(loaded.outcasts)
         self.state.secret = self.state.secret or ids.new("secret")
         self.docket = Docket(prompts.tasks, config.coordinator.rescored_share, self.state.secret)
+        self.audits = Audits(config.coordinator.logprob_tolerance)
         self.evaluation: Evaluation | None = None
         self.bill = Ledger(settled_usd=self.state.cost_usd, told_usd=self.state.cost_usd)
         self.learner_waits = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from echo2.broadcast.parse import parse_manifest
+from echo2.coordinator.auditing import found_out
 from echo2.coordinator.hall import Hall
 from echo2.data.groups import Batch
 from echo2.metrics import StepMetrics
@@ -68,6 +69,8 @@ class LearnerAnswers:
         if line is not None:
             await self.hall.durable()
             await self._transcribe(request.step)
+        for worker_id, reason in found_out(self.hall.books):
+            await self.hall.set_aside(worker_id, reason)
         return accepted
 
     async def _transcribe(self, step: int) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.shelf import Published
 from echo2.coordinator import seat
+from echo2.coordinator.auditing import audited, note_audits
 from echo2.coordinator.books import Books
 from echo2.coordinator.evaluation import Evaluation
 from echo2.coordinator.operations import AssetsPut, MetricsDropped, MetricsPut
@@ -142,6 +143,7 @@ class LearnerDesk:
         state.steps_reported += 1
         state.idle_s += idle_s
         state.training_s += report.t_train_s
+        note_audits(books, report)
         books.scoreboard.trained(report.t_train_s)
         books.account(now)
         books.bill, step_cost_usd = books.bill.step(now)
@@ -160,6 +162,7 @@ class LearnerDesk:
             cost_usd_by_name=books.costs_usd(now),
             t_gen_s=books.fleet.usual_lease_s(),
             set_aside=books.outcasts.told(),
+            audited=audited(books),
         )
         books.record(MetricsPut(report.step, msgspec.json.encode(line)))
         books.events.emit("step", step=report.step, reward=line.reward_mean, staleness_max=line.staleness_max)

@@ -15,7 +15,7 @@ from echo2.config.root import Config
 from echo2.coordinator.history import RunState
 from echo2.data.buffer import Buffer
 from echo2.data.groups import Row
-from echo2.metrics import StepMetrics, Traffic
+from echo2.metrics import Mismatch, StepMetrics, Traffic
 from echo2.provisioning import capacity, demand
 from echo2.provisioning.demand import Cadence, Times
 from echo2.provisioning.offers import received_gb_per_h
@@ -190,6 +190,7 @@ class Scoreboard:
         cost_usd_by_name: Mapping[str, float],
         t_gen_s: float | None,
         set_aside: Mapping[str, str] = {},
+        audited: Mapping[str, Mismatch] = {},
     ) -> StepMetrics:
         """The line of a step just reported; starts the next one."""
         rows = buffer.batch_rows(buffer.batches[step])
@@ -234,6 +235,7 @@ class Scoreboard:
             rescored_differing=state.rescored_differing,
             rescoring_failed=state.rescoring_failed,
             set_aside=dict(set_aside),
+            audited=dict(audited),
             groups_dropped=buffer.groups_dropped,
             zero_variance_groups=_zero_variance_groups(rows),
             length_mean=statistics.fmean(row.tokens for row in rows),

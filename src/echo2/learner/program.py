@@ -54,7 +54,7 @@ T = TypeVar("T")
 STOP_PATIENCE_S = 20.0
 """How long a stopping learner waits for a silent coordinator: what it would say is safe on disk."""
 KEPT_SNAPSHOTS = 2
-"""Local snapshot folders kept: the one on its way and the one before it."""
+"""Local snapshot folders kept at least: the one on its way and the one before it."""
 
 
 class LearnerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +63,8 @@ class LearnerOptions(msgspec.Struct, frozen=True, kw_only=True):
     assets: Mapping[AssetFile, Path]
     """Files of the model directory that workers need beside weights, and where they lie."""
     checkpoint_every_publishes: int = 1
+    kept_snapshots: int = KEPT_SNAPSHOTS
+    """Local snapshot folders."""
     give_up_after_s: float = 1800.0
     """Silence of the coordinator after which the learner ends; its checkpoints are kept."""
     rollback: bool = False
@@ -155,9 +157,10 @@ class LearnerProgram:
             if batch is None:
                 return
             began_s = self._clock.monotonic()
+            audits = await self._learner.audit(batch)
             stats = await self._learner.train_step(batch)
-            ended_s = self._clock.monotonic()
-            report = ReportStep(self._epoch, batch.step, ended_s - began_s, began_s - waited_from_s, dict(stats))
+            took_s, waited_s = self._clock.monotonic() - began_s, began_s - waited_from_s
+            report = ReportStep(self._epoch, batch.step, took_s, waited_s, dict(stats), audits)
             accepted = await self._line.call(report, StepAccepted, patience=self._patience_s)
             self._events.emit("step_reported", step=batch.step, policy=str(accepted.policy))
             if accepted.publish:
@@ -194,7 +197,7 @@ class LearnerProgram:
         manifest, folder = await self._with_room(write)
         assert manifest.policy == policy, f"the snapshot is of {manifest.policy} and must be of {policy}"
         await self._send(manifest, folder)
-        await self._learner.discard_snapshots(KEPT_SNAPSHOTS)
+        await self._learner.discard_snapshots(self._options.kept_snapshots)
 
     async def _make_durable(self, frozen: Frozen) -> None:
         if frozen.step > self._durable_step:

@@ -29,7 +29,7 @@ from echo2.errors import IntegrityError, UserError
 from echo2.pace import Pace, Sleep, working_sleep
 from echo2.ports import Frozen
 from echo2.run.folder import RunFolder
-from echo2.transport.messages import BatchReply
+from echo2.transport.messages import BatchReply, RowAudit
 from echo2.transport.partial import PARTIAL, discard_older, folder_name
 from echo2.types import Policy
 
@@ -96,6 +96,9 @@ class ScriptedLearner:
     @property
     def initial_weights_hash(self) -> str:
         return self._state.initial
+
+    async def audit(self, batch: BatchReply) -> tuple[RowAudit, ...]:
+        return ()  # nobody here computes log-probs
 
     async def train_step(self, batch: BatchReply) -> Mapping[str, float]:
         step = self._state.step

@@ -25,7 +25,7 @@ from echo2.data.registry import load_tasks
 from echo2.data.task import Message
 from echo2.errors import ConfigError, Fenced
 from echo2.learner.packer import DiskPacker
-from echo2.learner.program import LearnerOptions, LearnerProgram
+from echo2.learner.program import KEPT_SNAPSHOTS, LearnerOptions, LearnerProgram
 from echo2.learner.scripted import ScriptedLearner
 from echo2.ports import EventLog
 from echo2.run.folder import RunFolder
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 WARM_START_REPLIES = 32
 """Gold replies of one supervised step: enough for a steady gradient, few enough for a quick step."""
+MOST_SNAPSHOTS = 5
+"""Every version of a batch while S < 4 kappa, and no disk full of older ones at a larger S."""
 WARM_START_TRIES = 20
 """Prompts looked at for each reply before a task without gold replies is told."""
 
@@ -97,12 +99,21 @@ class LearnerLife:
             initial_weights_hash=learner.initial_weights_hash,
             assets=assets,
             checkpoint_every_publishes=config.checkpoint.every_publishes,
+            kept_snapshots=kept_snapshots(config),
             give_up_after_s=config.workers.orphan_after_s,
             jitter_seed=self._seed,
         )
         packer = DiskPacker(_find_changes(config))
         self._program = LearnerProgram(transport, transport, learner, packer, self._clock, self._events, options)
         return self._program
+
+
+def kept_snapshots(config: Config) -> int:
+    """Snapshot folders that the learner keeps: of the versions that a batch may hold, where rows are audited."""
+    if config.learning.learner == "scripted" or not config.learning.audit_rows:
+        return KEPT_SNAPSHOTS
+    needed = config.staleness_budget // config.publish_period + 2
+    return max(KEPT_SNAPSHOTS, min(needed, MOST_SNAPSHOTS))
 
 
 def _open(

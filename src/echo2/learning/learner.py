@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from echo2.config.root import Config
 from echo2.errors import UserError
 from echo2.learning import checkpoint
+from echo2.learning.audit import Auditor
 from echo2.learning.batch import BatchRules, TrainingBatch, form_training_batch
 from echo2.learning.frozen import Freezer, FrozenState
 from echo2.learning.objectives import ObjectiveSettings, find_objective
@@ -36,7 +37,7 @@ from echo2.learning.update import UpdateSettings, run_updates
 from echo2.learning.warm_start import GoldBatches
 from echo2.learning.weights import as_snapshot, stored_tensors
 from echo2.ports import Frozen
-from echo2.transport.messages import BatchReply
+from echo2.transport.messages import BatchReply, RowAudit
 from echo2.transport.partial import discard_older
 from echo2.types import Policy
 
@@ -79,6 +80,7 @@ class TorchLearner:
         self._durable: set[int] = set()
         self._training = False
         self._rules = BatchRules(learning.advantage_scale, learning.advantage_eps, learning.overlong, policy.vocabulary)
+        self._auditor = Auditor(policy, self._snapshots, learning.audit_rows, self._rules)
         settings = ObjectiveSettings(
             learning.clip_low, learning.clip_high, learning.truncation, learning.kl_beta, learning.kl_estimator
         )
@@ -163,6 +165,15 @@ class TorchLearner:
     def initial_weights_hash(self) -> str:
         return self._state.initial_weights_hash
 
+    async def audit(self, batch: BatchReply) -> tuple[RowAudit, ...]:
+        """Of at most ``learning.audit_rows`` rows; the weights are the same before and after."""
+        self._require_rest()
+        self._training = True
+        try:
+            return await asyncio.to_thread(self._audit, batch)
+        finally:
+            self._training = False
+
     async def train_step(self, batch: BatchReply) -> Mapping[str, float]:
         """Train on batch t at version t. A batch with no trainable token still makes version t + 1, and warns."""
         if batch.step != self.step:
@@ -232,6 +243,10 @@ class TorchLearner:
         weights, aliases = stored_tensors(self._policy.model)
         moments = optimizer_tensors(self._optimizer, self._policy.parameters())
         return self._freezer.freeze(self._state, weights, aliases, moments)
+
+    def _audit(self, reply: BatchReply) -> tuple[RowAudit, ...]:
+        set_threads(self._config)
+        return self._auditor.audit(reply)
 
     def _train(self, reply: BatchReply) -> dict[str, float]:
         """Runs in a thread of its own, alone."""

@@ -20,7 +20,7 @@ from echo2.metrics import StepMetrics
 from echo2.report.charts import charts
 from echo2.report.folder import RunFolder, read_run
 from echo2.report.progress import duration, usd
-from echo2.report.tables import Table, set_aside_table, tasks_table
+from echo2.report.tables import Table, audit_table, set_aside_table, tasks_table
 from echo2.report.timeline import timeline_chart
 from echo2.report.visible import visible
 from echo2.transport.messages import RunStatus
@@ -74,6 +74,7 @@ def render_report(run: RunFolder, status: RunStatus | None = None) -> str:
     tables = [
         _summary_table(run),
         tasks_table(run),
+        audit_table(run),
         set_aside_table(run),
         _cost_table(run),
         *([_workers_table(status.workers)] if status and status.workers else []),

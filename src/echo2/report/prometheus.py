@@ -151,10 +151,24 @@ def _of_metrics(metrics: StepMetrics) -> Iterator[Metric]:
     for worker, count in sorted(metrics.sent_bytes_by_node.items()):
         sent.add_metric([worker], count)
     yield sent
+    yield from _of_audits(metrics)
     learner = GaugeMetricFamily("echo2_learner", "The learner's statistics of the last step", labels=["statistic"])
     for statistic, value in sorted(metrics.learner.items()):
         learner.add_metric([statistic], value)
     yield learner
+
+
+def _of_audits(metrics: StepMetrics) -> Iterator[Metric]:
+    for field, name, text in (
+        ("mean_nats", "mismatch_nats", "Mean |difference| per token of a worker's log-probs from the learner's"),
+        ("p99_nats", "mismatch_p99_nats", "99th percentile of that difference"),
+        ("beyond_share", "mismatch_beyond_ratio", "Share of tokens that differ by more than half a nat"),
+        ("tokens", "audited_tokens", "Tokens whose log-probs were compared"),
+    ):
+        family = GaugeMetricFamily(f"echo2_worker_{name}", text, labels=["worker", "name"])
+        for worker, mismatch in sorted(metrics.audited.items()):
+            family.add_metric([worker, mismatch.name], float(getattr(mismatch, field)))
+        yield family
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -213,6 +213,7 @@ _SECTION_OF = {
     "pool": ("mu_pool_per_s", "mu_target_per_s", "mu_min_per_s", "mu_min_overlapped_per_s", "workers_active"),
     "rows": ("generated", "trained", "expired", "refused", "buffered", "failed", "unattributed"),
     "rescoring": ("rescored", "rescored_differing", "rescoring_failed", "workers_set_aside"),
+    "audit": ("mismatch_mean_nats",),
     "groups": ("groups_dropped", "zero_variance_groups"),
     "length": ("length_mean", "truncated_share", "expired_length_mean"),
     "cost": ("cost_usd", "step_cost_usd", "usd_per_h"),

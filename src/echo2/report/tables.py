@@ -34,6 +34,23 @@ def tasks_table(run: RunFolder) -> Table:
     return Table("Tasks", ("task", "trajectories", "reward", "pass at the end"), rows)
 
 
+def audit_table(run: RunFolder) -> Table:
+    """How far each worker's log-probs are from the learner's, in nats a token; the farthest first."""
+    audited = run.metrics[-1].audited if run.metrics else {}
+    rows = [
+        (
+            visible(x.name),
+            f"{x.groups:,}",
+            f"{x.tokens:,}",
+            f"{x.mean_nats:.4f}",
+            f"{x.p99_nats:.3g}",
+            f"{x.beyond_share:.2%}",
+        )
+        for x in sorted(audited.values(), key=lambda x: -x.mean_nats)
+    ]
+    return Table("Log-probs compared, in nats", ("worker", "groups", "tokens", "mean", "p99", "beyond 0.5"), rows)
+
+
 def set_aside_table(run: RunFolder) -> Table:
     """Workers whose work was not taken any more."""
     told = dict(run.metrics[-1].set_aside) if run.metrics else {}

@@ -24,7 +24,7 @@ from echo2.simulation.fates import FateModel
 from echo2.simulation.links import LinkModel
 from echo2.simulation.memory import MemoryDisk
 from echo2.simulation.snapshots import modelled_snapshot, read_manifest
-from echo2.transport.messages import BatchReply
+from echo2.transport.messages import BatchReply, RowAudit
 from echo2.transport.partial import MANIFEST_NAME, OBJECT_NAME, folder_name
 from echo2.types import Policy
 
@@ -134,6 +134,9 @@ class ModelledLearner:
     @property
     def last_batch_digest(self) -> str:
         return self._digest
+
+    async def audit(self, batch: BatchReply) -> tuple[RowAudit, ...]:
+        return ()  # nobody here computes log-probs
 
     async def train_step(self, batch: BatchReply) -> Mapping[str, float]:
         assert batch.step == self._step, f"batch {batch.step} given to weights of step {self._step}"

@@ -6,6 +6,8 @@ is refused.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from echo2.transport.base_messages import AssetFile, Reply, Request, Root, Seconds
@@ -63,6 +65,35 @@ class BatchWait(Reply, frozen=True):
     stop: bool = False
 
 
+AUDIT_EDGES_NATS = (0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Between the bins that differences of log-probs are counted in; the last bin is open."""
+MOST_AUDITED = 256
+"""Rows that a step's report may tell of."""
+_Sum = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+_Bins = Annotated[
+    tuple[Natural, ...], msgspec.Meta(min_length=len(AUDIT_EDGES_NATS) + 1, max_length=len(AUDIT_EDGES_NATS) + 1)
+]
+
+
+class RowAudit(msgspec.Struct, frozen=True):
+    """A row's behaviour log-probs against those of the version that it names, over its sampled tokens; in nats."""
+
+    group_id: Natural
+    index: Natural
+    bins: _Bins
+    """Tokens by |difference|."""
+    total: _Sum
+    """Sum of |difference|."""
+    largest: _Sum
+    excess: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] | None = None
+    """Sum of log-prob + entropy under that version: 0 on average for tokens that were drawn from it. None where top-p
+    was below 1."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.bins)
+
+
 class ReportStep(Request, frozen=True):
     epoch: Natural
     step: Natural
@@ -71,6 +102,8 @@ class ReportStep(Request, frozen=True):
     wait_s: Seconds
     stats: dict[str, float]
     """Learner's own measurements: loss, kl, entropy, clip_share, grad_norm, trainable_tokens …"""
+    audits: Annotated[tuple[RowAudit, ...], msgspec.Meta(max_length=MOST_AUDITED)] = ()
+    """Of some rows of batch t, computed before the step."""
 
 
 class StepAccepted(Reply, frozen=True):

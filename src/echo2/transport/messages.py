@@ -26,6 +26,8 @@ from echo2.transport.base_messages import (
     Seconds,
 )
 from echo2.transport.learner_messages import (
+    AUDIT_EDGES_NATS,
+    MOST_AUDITED,
     AckCheckpoint,
     Attach,
     Attached,
@@ -36,6 +38,7 @@ from echo2.transport.learner_messages import (
     PublishSnapshot,
     ReportStep,
     RequestBatch,
+    RowAudit,
     SnapshotOffer,
     StepAccepted,
 )
@@ -64,10 +67,12 @@ from echo2.transport.worker_messages import (
 )
 
 __all__ = [
+    "AUDIT_EDGES_NATS",
     "MAX_GROUP_ROWS",
     "MAX_HELD",
     "MAX_SECONDS",
     "MAX_WAIT_S",
+    "MOST_AUDITED",
     "PROTOCOL_VERSION",
     "REPLY_OF",
     "ROLES_OF",
@@ -102,6 +107,7 @@ __all__ = [
     "RequestLease",
     "Role",
     "Root",
+    "RowAudit",
     "RowSubmission",
     "RunStatus",
     "Seconds",
