@@ -239,9 +239,9 @@ async def test_a_failing_server_is_asked_again_and_then_told(tiny: TinyModel) ->
 
 async def test_a_server_that_hangs_is_named_within_the_deadline(tiny: TinyModel, monkeypatch: Any) -> None:
     monkeypatch.setattr("echo2.rollout.engines.servers.serving.LOOK_S", 0.2)
-    async with serving(tiny, FakeVllm(Backend()), Vllm(), request_timeout_s=0.5) as case:
+    async with serving(tiny, FakeVllm(Backend()), Vllm(), request_timeout_s=4.0) as case:
         case.fake.hangs = True
-        with pytest.raises(EngineError, match=r"no reply within 0\.5 s"):
+        with pytest.raises(EngineError, match=r"no reply within 4 s"):
             await case.generate()
         case.fake.hangs = False
         assert {c.policy_min for c in await case.generate()} == {V0}
