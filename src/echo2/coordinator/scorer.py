@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from echo2.data.chat import ByteChat, ChatFormat
+from echo2.data.frames import LENGTH_BYTES, packed
 from echo2.data.registry import load_tasks
 from echo2.data.task import Task
 from echo2.run.folder import RunFolder
@@ -31,8 +32,6 @@ SCORE_S = 30.0
 """Longest time for one reply."""
 POLITENESS = 10
 """Niceness once it is ready: the programs of the run come first."""
-MAX_FRAME_BYTES = 64 * 1024 * 1024
-LENGTH_BYTES = 4
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -63,11 +62,6 @@ class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
 
 
 Answer = Told | Failed | Ready | Broken
-
-
-def packed(message: Ask | Answer) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
 def main(root: Path) -> int:

@@ -19,8 +19,6 @@ import msgspec
 
 from echo2.coordinator.rescoring import NoScore
 from echo2.coordinator.scorer import (
-    LENGTH_BYTES,
-    MAX_FRAME_BYTES,
     SCORE_S,
     Answer,
     Ask,
@@ -28,8 +26,8 @@ from echo2.coordinator.scorer import (
     Failed,
     Ready,
     Told,
-    packed,
 )
+from echo2.data.frames import LENGTH_BYTES, MAX_FRAME_BYTES, packed
 from echo2.data.task import Score
 from echo2.types import Prompt
 
@@ -66,10 +64,14 @@ class ScoringProcess:
         await self._end()
 
     async def score(self, prompt: Prompt, reply: bytes) -> Score:
+        try:
+            asked = packed(Ask(prompt, reply))
+        except ValueError as error:
+            raise NoScore(str(error)) from error
         process = self._process or await self._begin()
         try:
             assert process.stdin is not None, "made with a pipe"
-            process.stdin.write(packed(Ask(prompt, reply)))
+            process.stdin.write(asked)
             answer = await self._hear(process, self._score_s, "no score")
         except BaseException:
             await self._end()

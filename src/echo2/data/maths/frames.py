@@ -1,6 +1,6 @@
-"""Messages between a program and its graders: four bytes of length, then msgpack.
+"""Messages between a program and its graders; ``data/frames.py`` says how they travel.
 
-Invariant: a frame longer than ``MAX_FRAME_BYTES`` is neither written nor read; nothing that arrives is ever executed.
+Invariant: an expression and its question never pass ``MAX_FRAME_BYTES``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from typing import Literal
 
 import msgspec
 
+from echo2.data import frames
+
 MAX_FRAME_BYTES = 64 * 1024
-_LENGTH_BYTES = 4
 
 Outcome = Literal["equal", "different", "unreadable", "too_costly", "gold_unreadable", "gold_too_costly", "lost"]
 """What came of one comparison.
@@ -52,28 +53,9 @@ _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 
 def packed(frame: Frame) -> bytes:
     """Raises ValueError for a frame over the limit."""
-    body = msgspec.msgpack.encode(frame)
-    if len(body) > MAX_FRAME_BYTES:
-        raise ValueError(f"a message must have at most {MAX_FRAME_BYTES} bytes, got {len(body)}")
-    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+    return frames.packed(frame, MAX_FRAME_BYTES)
 
 
-class Inbox:
-    """Bytes as they come, whole frames as they go."""
-
+class Inbox(frames.Inbox[Frame]):
     def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> list[Frame]:
-        """The frames that ``data`` completes. Raises ValueError for one over the limit or unreadable."""
-        self._bytes += data
-        frames: list[Frame] = []
-        while len(self._bytes) >= _LENGTH_BYTES:
-            length = int.from_bytes(self._bytes[:_LENGTH_BYTES], "big")
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a message must have at most {MAX_FRAME_BYTES} bytes, got {length}")
-            if len(self._bytes) < _LENGTH_BYTES + length:
-                break
-            frames.append(_decoder.decode(bytes(self._bytes[_LENGTH_BYTES : _LENGTH_BYTES + length])))
-            del self._bytes[: _LENGTH_BYTES + length]
-        return frames
+        super().__init__(_decoder, MAX_FRAME_BYTES)

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Any
 
-from echo2.data.gyms.frames import Inbox, packed
+from echo2.data.frames import Inbox, packed
 from echo2.data.gyms.gym import GymError
 from echo2.data.gyms.reasoning.messages import Ask, Done, Ended, Failed, Names, Told, tells
 

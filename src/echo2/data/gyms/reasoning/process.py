@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
-from echo2.data.gyms.frames import Inbox, packed
+from echo2.data.frames import Inbox, packed
 from echo2.data.gyms.reasoning import problems
 from echo2.data.gyms.reasoning.messages import Ask, Done, Ended, Failed, Judge, Told, asks
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from echo2.data.gyms.frames import Inbox, packed
+from echo2.data.frames import Inbox, packed
 from echo2.data.gyms.gym import GymError
 from echo2.data.gyms.verifiers import endpoint
 from echo2.data.gyms.verifiers.messages import (
