@@ -25,8 +25,9 @@ from echo2.learner.shell import kept_snapshots
             },
             2,
         ),
+        ({"staleness": {"budget": 6, "publish_period": 2}, "rollout": {"engine": "scripted"}}, 2),
     ],
-    ids=["three versions", "all of S", "no more than five", "async", "sync", "without audit", "scripted"],
+    ids=["three versions", "all of S", "no more than five", "async", "sync", "without audit", "scripted", "rehearsal"],
 )
 def test_snapshots_are_kept_for_the_versions_that_a_batch_may_hold(tables: dict[str, Any], kept: int) -> None:
     assert kept_snapshots(build_config(tables, check_places=False)) == kept

@@ -75,6 +75,11 @@ class Config(Section):
         return self.staleness.publish_period or self.staleness.budget - 1
 
     @property
+    def audited_rows(self) -> int:
+        """Rows per step whose log-probs are compared; 0 where the scripted engine makes them up."""
+        return 0 if self.rollout.engine == "scripted" else self.learning.audit_rows
+
+    @property
     def prompts_per_step(self) -> int:
         """P = R / n."""
         return self.rollout.rollouts_per_step // self.rollout.group_size

@@ -173,7 +173,8 @@ class LearningSection(Section):
     """What a reply cut at the token limit contributes: trained on its reward, or no loss."""
     audit_rows: Annotated[int, Field(ge=0, le=256)] = 8
     """Rows per step whose log-probs are compared with those of the version they name; costs a pass over them and
-    reading a snapshot, which up to three more of are kept on the learner's disk. 0 compares none."""
+    reading a snapshot, which up to three more of are kept on the learner's disk. 0 compares none; replies of the
+    scripted engine never are."""
     micro_batch_tokens: Positive = 16384
     """Padded tokens per forward and backward pass; lower it when memory runs out."""
     logits_chunk_tokens: Positive = 1024

@@ -110,7 +110,7 @@ class LearnerLife:
 
 def kept_snapshots(config: Config) -> int:
     """Snapshot folders that the learner keeps: of the versions that a batch may hold, where rows are audited."""
-    if config.learning.learner == "scripted" or not config.learning.audit_rows:
+    if not config.audited_rows:
         return KEPT_SNAPSHOTS
     needed = config.staleness_budget // config.publish_period + 2
     return max(KEPT_SNAPSHOTS, min(needed, MOST_SNAPSHOTS))

@@ -80,7 +80,7 @@ class TorchLearner:
         self._durable: set[int] = set()
         self._training = False
         self._rules = BatchRules(learning.advantage_scale, learning.advantage_eps, learning.overlong, policy.vocabulary)
-        self._auditor = Auditor(policy, self._snapshots, learning.audit_rows, self._rules)
+        self._auditor = Auditor(policy, self._snapshots, config.audited_rows, self._rules)
         settings = ObjectiveSettings(
             learning.clip_low, learning.clip_high, learning.truncation, learning.kl_beta, learning.kl_estimator
         )
@@ -166,7 +166,7 @@ class TorchLearner:
         return self._state.initial_weights_hash
 
     async def audit(self, batch: BatchReply) -> tuple[RowAudit, ...]:
-        """Of at most ``learning.audit_rows`` rows; the weights are the same before and after."""
+        """Of at most ``Config.audited_rows`` rows; the weights are the same before and after."""
         self._require_rest()
         self._training = True
         try:
