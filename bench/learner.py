@@ -4,13 +4,13 @@
 
 The model has Qwen3's shape and vocabulary, 151,936 tokens, with random weights. A batch is --groups prompts with --n
 replies each, whose lengths are spread evenly from an eighth of ``longest`` to ``longest``; advantages are drawn. Every
-contender is a process of its own that makes model and batch from the same seeds, does the batch once to warm up and then
---repeat times: all micro-batches forward and backward, no optimizer. ``trl`` calls the trainer's own loss on the batch as
-its trainer would collate it: padded to the longest prompt and the longest reply, in micro-batches of as many rows as the
-same token budget holds; ``trl_checkpointing`` is the same with its default, gradient checkpointing.
+contender is a process of its own that makes model and batch from the same seeds, does the batch once to warm up and
+then --repeat times: all micro-batches forward and backward, no optimizer. ``trl`` calls the trainer's own loss on the
+batch as its trainer would collate it: padded to the longest prompt and the longest reply, in micro-batches of as many
+rows as the same token budget holds; ``trl_checkpointing`` is the same with its default, gradient checkpointing.
 
 Peak memory is the process's, from the kernel, counted above what it held with the model loaded. Prints one JSON object:
-medians, ratios, and the largest difference of loss and gradient from ours, relative to the largest gradient of a tensor.
+medians, ratios, and the largest difference of loss and gradient from ours, relative to a tensor's largest gradient.
 """
 
 from __future__ import annotations

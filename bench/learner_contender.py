@@ -83,7 +83,7 @@ def ours(order: dict[str, Any], model: Any, replies: Replies) -> Step:
         def step(self, closure: Any = None) -> None:
             self.kept = {name: p.grad for name, p in policy.parameters().items() if p.grad is not None}
 
-    policy = PolicyModel(model, compute_dtype="float32", logits_chunk_tokens=1024)
+    policy = PolicyModel(model, compute_dtype="float32", logits_chunk_tokens=0)
     rows = []
     for i, (prompt, reply) in enumerate(zip(replies.prompts, replies.replies, strict=True)):
         tokens = np.asarray(prompt + reply, np.int64)
@@ -135,7 +135,10 @@ def trl(order: dict[str, Any], model: Any, replies: Replies, *, checkpointing: b
 
     def padded(lists: list[list[int]], left: bool) -> tuple[Tensor, Tensor]:
         longest = max(map(len, lists))
-        ids, mask = torch.zeros(len(lists), longest, dtype=torch.long), torch.zeros(len(lists), longest, dtype=torch.long)
+        ids, mask = (
+            torch.zeros(len(lists), longest, dtype=torch.long),
+            torch.zeros(len(lists), longest, dtype=torch.long),
+        )
         for i, tokens in enumerate(lists):
             where = slice(longest - len(tokens), longest) if left else slice(0, len(tokens))
             ids[i, where], mask[i, where] = torch.tensor(tokens), 1
