@@ -187,3 +187,10 @@ def test_rewarded_replies_become_more_probable() -> None:
             form_training_batch(batch_of({0: records}, step), BatchRules()), policy, None, optimizer, settings()
         )
     assert logp(good) - logp(bad) > before + 1.0
+
+
+def test_speed_and_utilisation_are_of_the_work_that_was_done() -> None:
+    _, statistics = train(some_batch(), updates=2)
+    took_s = sum(value for name, value in statistics.items() if name.endswith("_s") and name != "tokens_per_s")
+    assert statistics["tokens_per_s"] == pytest.approx(statistics["trainable_tokens"] / took_s)
+    assert 0 < statistics["mfu"] < 1

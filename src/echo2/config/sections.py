@@ -177,8 +177,8 @@ class LearningSection(Section):
     scripted engine never are."""
     micro_batch_tokens: Positive = 16384
     """Padded tokens per forward and backward pass; lower it when memory runs out."""
-    logits_chunk_tokens: Positive = 1024
-    """Tokens whose full-vocabulary logits exist at one time."""
+    logits_chunk_tokens: NonNegative = 0
+    """Tokens whose full-vocabulary logits exist at one time; 0: as many as fill 64 MiB, on a GPU 512 MiB."""
     compute_dtype: Literal["bfloat16", "float32"] = "float32"
     """Autocast type of forward and backward; weights and optimizer stay float32."""
     device: str = "auto"

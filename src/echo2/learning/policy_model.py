@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from echo2.errors import ConfigError, UserError
+from echo2.learning.accounting import ModelFlops, model_flops, peak_flops
 from echo2.learning.batch import TrainingRow
 from echo2.learning.logprobs import sampled_logprobs
 from echo2.learning.memory import kept_bytes_per_token
@@ -29,6 +30,8 @@ from echo2.transport.model_folder import check_links, weight_files
 
 LOG = logging.getLogger(__name__)
 
+LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
+"""Of a chunk's float32 logits, where no size is configured: enough rows for the matrix product to run at full speed."""
 AGREEMENT = 1e-3
 """Largest difference in a log-prob between two ways of computing it in float32 that still counts as rounding."""
 
@@ -37,16 +40,19 @@ class PolicyModel:
     """π of one set of weights."""
 
     def __init__(self, model: Any, *, compute_dtype: str, logits_chunk_tokens: int) -> None:
-        """model: a float32 causal LM on its device. Raises UserError when its logits cannot be computed in chunks."""
+        """model: a float32 causal LM on its device.  logits_chunk_tokens: 0 for what ``LOGITS_BYTES`` holds.
+
+        Raises UserError when its logits cannot be computed in chunks.
+        """
         self.model: Any = model.eval()
         self.device = next(model.parameters()).device
-        self._chunk = logits_chunk_tokens
         self._body: nn.Module = model.base_model
         self._head: nn.Module = model.get_output_embeddings()
         self.vocabulary = int(self._head.weight.shape[0])
+        self._chunk = logits_chunk_tokens or max(1, LOGITS_BYTES[self.device.type] // (4 * self.vocabulary))
         self._compute = torch.float32
         self.shares_prefixes = False
-        self.pairs_per_token = _pairs_per_token(model)
+        self.flops: ModelFlops = model_flops(model)
         self._check()
         self._compute = _supported(compute_dtype, self.device)
 
@@ -71,6 +77,16 @@ class PolicyModel:
     def kept_bytes_per_token(self) -> float:
         """What a forward pass keeps of each token for the backward pass."""
         return kept_bytes_per_token(self)
+
+    @property
+    def pairs_per_token(self) -> float:
+        """Attended pairs of tokens that take as many operations as a token's matrix products do in the same layer."""
+        return self.flops.per_token / self.flops.per_pair if self.flops.per_pair else inf
+
+    @cached_property
+    def peak_flops(self) -> float:
+        """Per second, of this device in the type that is computed in."""
+        return peak_flops(self.device, self._compute)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, tied ones once."""
@@ -110,18 +126,6 @@ class PolicyModel:
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as the attention kernels add it, made once: of a boolean one every layer makes and keeps its own."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -inf)
-
-
-def _pairs_per_token(model: Any) -> float:
-    """Attended pairs of tokens that take as many operations as a token's matrix products do in the same layer."""
-    text = model.config.get_text_config()
-    heads, layers = getattr(text, "num_attention_heads", 0), getattr(text, "num_hidden_layers", 0)
-    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // max(1, heads))
-    if not width or not layers:
-        return inf
-    embeddings = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1 and id(p) not in embeddings)
-    return float(matrices / layers / (2 * width))
 
 
 def load_causal_lm(folder: Path, device: torch.device) -> Any:

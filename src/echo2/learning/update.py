@@ -20,6 +20,9 @@ from echo2.learning.objectives import Objective, ObjectiveSettings, ObjectiveSum
 from echo2.learning.packing import MicroBatch, pack
 from echo2.learning.policy_model import PolicyModel
 
+FORWARD_AND_BACKWARD = 3
+"""Forward passes that a gradient costs."""
+
 
 @dataclass(frozen=True)
 class UpdateSettings:
@@ -101,7 +104,7 @@ def run_updates(
                 norms.append(norm)
                 done += 1
         optimizer.zero_grad(set_to_none=True)
-    statistics = _statistics(tally, norms)
+    statistics = _statistics(tally, norms) | _speed(tally, policy)
     statistics |= {"updates": done, "updates_empty": empty, "updates_not_finite": not_finite}
     return statistics
 
@@ -125,6 +128,7 @@ def _prepare(
                 pairs_per_token=policy.pairs_per_token,
             )
             require_room(policy, packed, settings.micro_batch_tokens)
+            flops = policy.flops.forward(packed)
             micros = [micro.to(policy.device) for micro in packed]
             tally.add(padded_tokens=sum(micro.tokens.numel() for micro in micros))
         with tally.clock("prox_s"):
@@ -132,6 +136,7 @@ def _prepare(
         is_first = is_first and not micros
         with tally.clock("reference_s"):
             ref = None if reference is None else _without_gradient(reference, micros)
+        tally.add(flops=flops * (FORWARD_AND_BACKWARD + (prox is not None) + (ref is not None)))
         work.append(_Minibatch(micros, prox, ref))
     return work
 
@@ -190,6 +195,15 @@ def _clip(policy: PolicyModel, largest: float) -> float | None:
     if largest > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
     return float(norm)
+
+
+def _speed(tally: Tally, policy: PolicyModel) -> dict[str, float]:
+    """Of the whole step, from packing to the optimizer."""
+    took_s = sum(tally.seconds.values())
+    flops = tally.sums.get("flops", 0.0)
+    if not flops or took_s <= 0:
+        return {}
+    return {"tokens_per_s": tally.sums.get("tokens", 0.0) / took_s, "mfu": flops / took_s / policy.peak_flops}
 
 
 def _statistics(tally: Tally, norms: Sequence[float]) -> dict[str, float]:

@@ -31,6 +31,8 @@ LEARNER_TITLES = {
     "grad_norm": ("Gradient norm", "norm"),
     "loss": ("Loss", "loss"),
     "sampler_ratio": ("Learner against sampler at the same version", "ratio"),
+    "tokens_per_s": ("Loss-bearing tokens trained in a second", "tokens per s"),
+    "mfu": ("Model FLOPs utilisation", "share of the device's"),
     "trainable_tokens": ("Loss-bearing tokens of a step", "tokens"),
 }
 LEARNER_TIMES = {
