@@ -122,12 +122,13 @@ def test_c05_an_update_without_loss_bearing_tokens_leaves_everything_bit_for_bit
     assert (statistics["updates"], statistics["updates_empty"], statistics["trainable_tokens"]) == (0, 2, 0)
 
 
-def test_c05_rows_without_loss_do_not_change_the_others_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_c05_rows_without_loss_do_not_change_the_others_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = (1.0, 0.0)
     some = [trajectory([1, 2], [3 + i, 4], r) for i, r in enumerate(rewards)]
     silent = [trajectory([1, 2], [], 1.0)] * 2
-    alone = gradients(batch_of({0: some}), monkeypatch, micro_batch_tokens=4)
-    beside = gradients(batch_of({0: some, 1: silent}), monkeypatch, micro_batch_tokens=4)
+    alone = gradients(batch_of({0: some}), monkeypatch, micro_batch_tokens=4, objective=OBJECTIVES[name])
+    beside = gradients(batch_of({0: some, 1: silent}), monkeypatch, micro_batch_tokens=4, objective=OBJECTIVES[name])
     assert all(torch.equal(beside[name], value) for name, value in alone.items())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -150,3 +151,17 @@ def test_what_the_configuration_leaves_open_is_the_objectives_own() -> None:
 def test_an_unknown_objective_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"one of grpo, grpo_paper, .*, got 'ppo'"):
         find_objective("ppo")
+
+
+def test_the_page_of_objectives_has_every_objective_with_its_defaults() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "objectives.md").read_text(encoding="utf-8")
+    tables = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+    (header,) = (cells for cells in tables if cells[:2] == ["objective", "clip_low"])
+    shown = {
+        cells[0].strip("`"): {key: cell for key, cell in zip(header[1:], cells[1:], strict=True) if cell}
+        for cells in tables
+        if len(cells) == len(header) and cells is not header
+    }
+    assert shown == {name: {key: str(value) for key, value in keys.items()} for name, keys in OBJECTIVE_KEYS.items()}
+    for name in NAMES:
+        assert page.count(f"`{name}`") >= 3, f"{name} needs a use, a formula and its defaults"

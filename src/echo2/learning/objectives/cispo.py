@@ -1,10 +1,10 @@
-"""CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): the importance weight is clipped, no token loses its gradient.
+"""CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): the importance weight is clipped, no token loses its gradient.
 
     r = π_θ / π_θold
     J = mean over tokens of ( sg(min(r, 1 + ε_high))·A·log π_θ - β·KL )        sg: no gradient
 
-Checked against ms-swift's and Tinker's documentation and slime's. The paper reports no lower clip and no value of
-ε_high that we found; 3 makes the largest weight 4, Tinker's default.
+Checked against the documentation of ms-swift, Tinker and a slime fork. The paper has no lower clip in effect. Not
+found: its ε_high; 3 makes the largest weight 4, Tinker's default.
 
 Deviations: no lower clip exists; θ_old is the version that sampled the token, π_prox where that is the step's own or
 the engine reported no log-prob. The paper has no KL term.

@@ -7,8 +7,8 @@
 A ratio says little of a rare token: from 1e-5 to 1e-4 it is 10, and hardly any probability has moved. The difference of
 the sampled token's probability is a lower bound of the distributions' total variation.
 
-Checked against the authors' code (sail-sg/Stable-RL, `dppo_binary_tv`, with δ = 0.2 by default and C = 10), TRL's
-experimental trainer and prime-rl's default loss, which has the same mask.
+Checked against the authors' code (sail-sg/Stable-RL, `dppo_binary_tv`, C = 10), TRL's experimental trainer and
+prime-rl's default loss, which has the same mask and δ = 0.2. Not verified: the δ of the paper's own runs.
 
 Deviations: μ is what the engine reported, also for the step's own version, as the paper anchors it; π_prox stands in
 where it reported nothing.

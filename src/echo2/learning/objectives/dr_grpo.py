@@ -6,8 +6,8 @@
 N: rows of the update. L: a constant, here ``rollout.max_new_tokens``, so that long and short replies weigh alike per
 token in every update, however long the update's replies happen to be.
 
-Checked against the paper's equations as retold publicly and TRL's `dr_grpo` loss, which divides by rows times the
-completion limit. Not read: the authors' own code.
+Checked against the paper's equations as public notes retell them, and the `dr_grpo` loss of a trainer built on TRL
+(HanlardResearch/HeteroRL_GEPO), which divides by rows times the completion limit. Not read: the authors' own code.
 
 Deviations: ρ against π_prox and w as in ``grpo``; rows without a loss-bearing token are not counted in N; in games of
 several turns L is the limit of one reply. The advantage without the division is ``learning.advantage_scale = "none"``,

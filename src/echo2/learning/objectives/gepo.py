@@ -10,8 +10,8 @@ Checked against the authors' code (HanlardResearch/HeteroRL_GEPO, loss type `gep
 around s, the mean over rows. Not found: the clip range of the paper's runs; 0.2 is the trainer's default that the code
 builds on.
 
-Deviations: Q runs over the group's rows within the update, which holds whole groups, whatever micro-batches or ranks
-they are on; the code takes it over each device's batch. θ_old as in ``gspo``, so that approximate log-probs enter
+Deviations: Q runs over the group's rows that carry loss, whatever micro-batches or ranks they are on; the code takes
+it over each device's batch. θ_old as in ``gspo``, so that approximate log-probs enter
 neither q nor s. Mean log q is clamped to ±100 and |log s| to 20. The code's optional CPPO-KL term is left out.
 """
 
