@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from echo2.config.load import build_config
+from echo2.config.objectives import OBJECTIVE_KEYS
 
 from .conftest import Echo2
 
@@ -75,6 +76,13 @@ def test_the_printed_configuration_is_whole_and_loads(echo2: Echo2, run_toml: Pa
         ("learning.lr=nan", "learning.lr must be a finite number"),
         ("learning.learning_rate=1e-6", "the nearest known key is `lr` in [learning]"),
         ("learning.lr", "--set must have the form section.key=value"),
+        ("learning.objective=ppo", 'learning.objective must be one of "grpo", "grpo_paper", "dr_grpo", "dapo"'),
+        (
+            "learning.second_moment=0.1",
+            'learning.second_moment must be left out with learning.objective = "grpo", which does not read it: '
+            "remove it, or set learning.objective to m2po",
+        ),
+        ("learning.clip_low=1.5", "learning.clip_low must be less than 1, got 1.5"),
         ("tasks.0.name=arithmetik", "a task must be one of aime24, arithmetic"),
         ("tasks.0.options.stile=words", "arithmetic has no option 'stile'; did you mean style?"),
         ("tasks.0.name=echo2.absent:Task", "task echo2.absent:Task must be importable here"),
@@ -91,6 +99,18 @@ def test_wrong_input_is_one_sentence_and_nothing_is_started(
     assert len(done.faults) == 1
     assert words in done.faults[0]
     assert [path.name for path in run_toml.parent.iterdir()] == ["run.toml"]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVE_KEYS)
+def test_every_objective_is_chosen_by_one_override(echo2: Echo2, objective: str, tmp_path: Path) -> None:
+    chosen = ("train", ROOT / "examples/demo/tiny.toml", "--set", f"learning.objective={objective}")
+
+    assert echo2(*chosen, "--dry-run", "--json").json["objective"] == objective
+    printed = echo2(*chosen, "--print-config").out
+    for key, value in OBJECTIVE_KEYS[objective].items():
+        shown = f'"{value}"' if isinstance(value, str) else str(value)
+        assert f"# {key} = {shown}\n" in printed, "what was left open is shown, and stays open when it is loaded"
+    assert build_config(tomllib.loads(printed)).learning.objective == objective
 
 
 def test_several_faults_are_several_lines(echo2: Echo2, run_toml: Path) -> None:

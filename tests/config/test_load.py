@@ -234,6 +234,17 @@ def test_a_relation_is_not_blamed_for_a_key_that_is_wrong_by_itself() -> None:
     ]
 
 
+def test_keys_that_the_objective_does_not_read_are_told_in_one_sentence() -> None:
+    faults = faults_of({"learning": {"objective": "gepo", "truncation": 2.0, "second_moment": 0.1, "clip_low": 0.1}})
+    assert faults == [
+        'learning.truncation, learning.second_moment must be left out with learning.objective = "gepo", which does not '
+        "read them: remove them"
+    ]
+    assert faults_of({"learning": {"objective": "gepo", "truncation": -1.0}}) == [
+        "learning.truncation must be more than 0, got -1.0"
+    ]
+
+
 def test_a_real_engine_needs_a_model() -> None:
     with pytest.raises(ConfigError, match=r"model.path must name a model"):
         build_config({})

@@ -43,6 +43,7 @@ def test_c11_interleaved_and_incomplete_groups_are_normalised_by_key() -> None:
 def test_keys_are_counted_by_kind() -> None:
     found = normalised_advantages([1, 1, 0, 1, 5], ["a", "a", "b", "b", "c"], scale="population", eps=1e-6)
     assert (found.keys, found.zero_variance_keys, found.single_keys) == (3, 1, 1)
+    assert found.signal.tolist() == [False, False, True, True, False]
 
 
 def test_no_rewards_give_no_advantages() -> None:

@@ -147,3 +147,34 @@ def test_arrays_of_a_row_have_one_length() -> None:
     row = rows_of(trajectory(np.arange(5), [1, 2, 3], logprobs=[-1, -1, -1]))[0]
     assert row.behaviour is not None
     assert len(row.tokens) == len(row.loss) == len(row.behaviour) == 8
+
+
+def test_c01_groups_without_signal_are_left_out_on_request_and_counted() -> None:
+    same = [trajectory([5], [8, 9], 1.0), trajectory([5], [9, 8, 7], 1.0)]
+    other = [trajectory([5], [8], 1.0), trajectory([5], [9], 0.0)]
+    kept, dropped = (
+        form_training_batch(batch_of({3: same, 9: other}), BatchRules(zero_variance=rule)) for rule in ("keep", "drop")
+    )
+    assert [row.targets for row in kept.rows] == [2, 3, 1, 1]
+    assert [row.targets for row in dropped.rows] == [0, 0, 1, 1]
+    assert (kept.dropped_rows, dropped.dropped_rows) == (0, 2)
+    assert kept.advantages.zero_variance_keys == dropped.advantages.zero_variance_keys == 1
+
+
+def test_tokens_above_an_age_are_left_out_by_the_version_that_sampled_each() -> None:
+    """Step 5, at most 2 steps old: version 3 stays and 2 goes. The rewards of old rows count in the mean."""
+    fresh = trajectory([4], [8, 9], 1.0, version=3)
+    old = trajectory([4], [8, 9, 7], 0.0, version=2)
+    segments = (Segment(pack_tokens([4]), False), Segment(pack_tokens([10, 11]), True, None, pack_tokens([2, 3])))
+    spanning = trajectory([], [], 0.5, segments=segments, policy_min=Policy(0, 2), policy_max=Policy(0, 3))
+    batch = form_training_batch(batch_of({0: [fresh, old, spanning]}, 5), BatchRules(max_age_steps=2))
+    assert [row.loss.tolist() for row in batch.rows] == [[False, True, True], [False] * 4, [False, False, True]]
+    assert batch.aged_tokens == 4
+    assert batch.rows[0].advantage > 0 > batch.rows[1].advantage
+    assert form_training_batch(batch_of({0: [fresh, old, spanning]}, 5), BatchRules()).trainable_tokens == 7
+
+
+def test_groups_are_numbered_within_the_batch() -> None:
+    batch = form_training_batch(batch_of({70: [trajectory([5], [8])] * 2, 7: [trajectory([5], [9])]}), BatchRules())
+    assert [row.group for row in batch.rows] == [0, 0, 1]
+    assert batch.groups == 2

@@ -79,6 +79,15 @@ def test_values_of_a_row_go_to_its_own_targets() -> None:
     assert micro.advantages.tolist() == [5.0, 13.0, 13.0]
 
 
+def test_each_rows_targets_are_neighbours_and_its_group_is_known() -> None:
+    rows = [row(4, [1, 2], [5]), row(7, [1], [8, 9, 8]), row(4, [1, 2], [6, 7])]
+    for share in (True, False):
+        (micro,) = pack(rows, budget=100, share_prefixes=share)
+        found = [part.tolist() for part in micro.target.split(micro.lengths.tolist())]
+        assert sorted(zip(found, micro.group.tolist(), strict=True)) == [([5], 4), ([6, 7], 4), ([8, 9, 8], 7)]
+        assert micro.rows == 3
+
+
 def test_rows_without_a_target_cost_nothing() -> None:
     silent = TrainingRow(0, np.arange(5), np.zeros(5, np.bool_), None, 1.0, 1.0, current=True, nucleus=False)
     assert pack([silent], budget=100, share_prefixes=True) == []

@@ -11,7 +11,7 @@ from trajectories import batch_of, policy_of, some_batch, tiny_qwen3, trajectory
 from echo2.config.sections import LearningSection
 from echo2.learning import update
 from echo2.learning.batch import BatchRules, form_training_batch
-from echo2.learning.objectives import ObjectiveSettings, ObjectiveSums, TokenTerms
+from echo2.learning.objectives import OBJECTIVES, Objective, ObjectiveSettings, ObjectiveSums, TokenTerms
 from echo2.learning.objectives.grpo import grpo
 from echo2.learning.optimizer import build_optimizer
 from echo2.learning.policy_model import PolicyModel
@@ -21,7 +21,7 @@ from echo2.transport.messages import BatchReply
 
 def settings(**given: Any) -> UpdateSettings:
     filled = {
-        "objective": grpo,
+        "objective": Objective(grpo),
         "objective_settings": ObjectiveSettings(),
         "updates": 1,
         "micro_batch_tokens": 1000,
@@ -52,11 +52,16 @@ def gradients(reply: BatchReply, monkeypatch: pytest.MonkeyPatch, **given: Any) 
     return found
 
 
-@pytest.mark.parametrize("budget", [1, 12, 25, 60])
-def test_c04_the_gradient_is_the_same_however_the_update_is_split(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = gradients(some_batch(), monkeypatch, micro_batch_tokens=1000)
-    split = gradients(some_batch(), monkeypatch, micro_batch_tokens=budget)
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+@pytest.mark.parametrize("budget", [1, 12, 25])
+def test_c04_the_gradient_is_the_same_however_the_update_is_split(
+    budget: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"objective": OBJECTIVES[name], "objective_settings": ObjectiveSettings(longest_reply=4)}
+    whole = gradients(some_batch(step=1, version=0), monkeypatch, micro_batch_tokens=1000, **given)
+    split = gradients(some_batch(step=1, version=0), monkeypatch, micro_batch_tokens=budget, **given)
     assert whole
+    assert any(bool(value.any()) for value in whole.values())
     for name, value in whole.items():
         torch.testing.assert_close(split[name], value, rtol=1e-4, atol=1e-6)
 
@@ -69,8 +74,44 @@ def test_c04_the_loss_is_the_mean_over_all_loss_bearing_tokens() -> None:
     # 10 tokens of loss 1 and 990 of loss 0: a mean of two means would be 0.5
     reply = batch_of({0: [trajectory([1], [2] * 10, 1.0), *[trajectory([1], [3] * 45, 0.0)] * 22]})
     for budget in (1, 400, 5000):
-        _, statistics = train(reply, objective=ones_for_short_rows, micro_batch_tokens=budget)
+        _, statistics = train(reply, objective=Objective(ones_for_short_rows), micro_batch_tokens=budget)
         assert statistics["loss"] == pytest.approx(0.01)
+
+
+def test_c04_means_over_rows_and_over_a_constant_have_their_documented_values() -> None:
+    """Losses of 1 per token: rows of 10 and 1 tokens. Sum 11; over 2 rows 5.5, over 2 rows of 20 tokens 0.275."""
+
+    def ones(terms: TokenTerms, _: ObjectiveSettings) -> ObjectiveSums:
+        zero = torch.zeros(())
+        return ObjectiveSums((terms.logp * 0 + 1).sum(), zero, zero, zero, zero)
+
+    reply = batch_of({0: [trajectory([1], [2] * 10, 1.0), trajectory([1], [3], 0.0)]})
+    for budget in (1, 400):
+        given = {"objective_settings": ObjectiveSettings(longest_reply=20), "micro_batch_tokens": budget}
+        for mean, loss in (("tokens", 1.0), ("rows", 5.5), ("constant", 0.275)):
+            _, statistics = train(reply, objective=Objective(ones, mean=mean), **given)  # type: ignore[arg-type]
+            assert statistics["loss"] == pytest.approx(loss)
+
+
+def test_what_an_objective_must_know_of_the_whole_update_is_summed_before_any_gradient() -> None:
+    """Of each update its own tokens, at the log-probs of the step's beginning."""
+    seen: list[tuple[float, ...]] = []
+
+    def counted(terms: TokenTerms, _: ObjectiveSettings) -> Tensor:
+        assert torch.equal(terms.logp, terms.logp_prox)
+        return torch.tensor([terms.logp.numel(), terms.lengths.numel()], dtype=torch.float64)
+
+    def sums(terms: TokenTerms, given: ObjectiveSettings) -> ObjectiveSums:
+        assert terms.whole is not None
+        seen.append(tuple(terms.whole.tolist()))
+        return grpo(terms, given)
+
+    _, statistics = train(
+        some_batch(), updates=2, micro_batch_tokens=12, objective=Objective(sums, statistics=counted), lr=0.1
+    )
+    assert set(seen) == {(18.0, 6.0)}
+    assert len(seen) > 2
+    assert statistics["ratio_first"] == pytest.approx(1.0, abs=1e-6)
 
 
 def test_c05_an_update_without_loss_bearing_tokens_leaves_everything_bit_for_bit() -> None:
@@ -81,12 +122,13 @@ def test_c05_an_update_without_loss_bearing_tokens_leaves_everything_bit_for_bit
     assert (statistics["updates"], statistics["updates_empty"], statistics["trainable_tokens"]) == (0, 2, 0)
 
 
-def test_c05_rows_without_loss_do_not_change_the_others_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_c05_rows_without_loss_do_not_change_the_others_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = (1.0, 0.0)
     some = [trajectory([1, 2], [3 + i, 4], r) for i, r in enumerate(rewards)]
     silent = [trajectory([1, 2], [], 1.0)] * 2
-    alone = gradients(batch_of({0: some}), monkeypatch, micro_batch_tokens=4)
-    beside = gradients(batch_of({0: some, 1: silent}), monkeypatch, micro_batch_tokens=4)
+    alone = gradients(batch_of({0: some}), monkeypatch, micro_batch_tokens=4, objective=OBJECTIVES[name])
+    beside = gradients(batch_of({0: some, 1: silent}), monkeypatch, micro_batch_tokens=4, objective=OBJECTIVES[name])
     assert all(torch.equal(beside[name], value) for name, value in alone.items())
 
 
@@ -117,7 +159,7 @@ def test_the_proximal_policy_is_the_one_at_the_start_of_the_step(monkeypatch: py
         seen.append(terms)
         return grpo(terms, given)
 
-    train(some_batch(), updates=2, objective=watch, lr=0.1)
+    train(some_batch(), updates=2, objective=Objective(watch), lr=0.1)
     still = []
     monkeypatch.setattr(update, "_clip", lambda *_: None)
 
@@ -125,7 +167,7 @@ def test_the_proximal_policy_is_the_one_at_the_start_of_the_step(monkeypatch: py
         still.append(terms)
         return grpo(terms, given)
 
-    train(some_batch(), updates=2, objective=watch_still, lr=0.1)
+    train(some_batch(), updates=2, objective=Objective(watch_still), lr=0.1)
     for moved, kept in zip(seen, still, strict=True):
         assert torch.equal(moved.logp_prox, kept.logp_prox)
 
@@ -144,7 +186,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_poisons_nothing(
             return ObjectiveSums(sums.loss * poison, sums.ratio, sums.clipped, sums.weight, sums.kl)
         return sums
 
-    weights, statistics = train(some_batch(), updates=2, objective=first_is_poisoned)
+    weights, statistics = train(some_batch(), updates=2, objective=Objective(first_is_poisoned))
     assert all(torch.isfinite(value).all() for value in weights.values())
     assert all(math.isfinite(value) for value in statistics.values())
     assert (statistics["updates"], statistics["updates_not_finite"]) == (1, 1)

@@ -59,8 +59,11 @@ def batch_of(groups: Mapping[int, Sequence[Trajectory]], step: int = 0) -> Batch
     return BatchReply(step, f"digest-{step}", rows)
 
 
-def some_batch(step: int = 0, groups: int = 4) -> BatchReply:
-    """Groups of three replies of different lengths with different rewards; the same for the same step."""
+def some_batch(step: int = 0, groups: int = 4, *, version: int | None = None) -> BatchReply:
+    """Groups of three replies of different lengths with different rewards; the same for the same step.
+
+    version: that sampled them, the step's own by default.
+    """
     made = {}
     for group in range(groups):
         prompt = [(step + group + i) % VOCABULARY for i in range(3 + group % 2)]
@@ -70,7 +73,7 @@ def some_batch(step: int = 0, groups: int = 4) -> BatchReply:
                 [(group + 5 * i + j) % VOCABULARY for j in range(2 + i)],
                 reward=float(i == group % 3),
                 logprobs=[-3.0 - 0.1 * j for j in range(2 + i)],
-                version=step,
+                version=step if version is None else version,
             )
             for i in range(3)
         ]

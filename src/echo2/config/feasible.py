@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from echo2.config.objectives import CHOOSABLE, OBJECTIVE_KEYS
+
 if TYPE_CHECKING:
     from echo2.config.root import Config
 
@@ -86,6 +88,21 @@ def _optimizer(config: Config) -> Iterator[Fault]:
         yield Fault(
             ("learning.betas",),
             f"learning.betas must be two numbers in [0, 1), got {list(betas)}; the usual pair is [0.9, 0.999]",
+        )
+
+
+def _objective(config: Config) -> Iterator[Fault]:
+    learning = config.learning
+    read = OBJECTIVE_KEYS[learning.objective]
+    ignored = [key for key in CHOOSABLE if getattr(learning, key) is not None and key not in read]
+    if ignored:
+        names = ", ".join(f"learning.{key}" for key in ignored)
+        readers = [name for name, keys in OBJECTIVE_KEYS.items() if set(ignored) <= keys.keys()]
+        instead = f", or set learning.objective to {' or '.join(readers)}" if readers else ""
+        yield Fault(
+            (*(f"learning.{key}" for key in ignored), "learning.objective"),
+            f'{names} must be left out with learning.objective = "{learning.objective}", which does not read '
+            f"{'it' if len(ignored) == 1 else 'them'}: remove {'it' if len(ignored) == 1 else 'them'}{instead}",
         )
 
 
@@ -180,6 +197,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _updates,
     _staleness,
     _optimizer,
+    _objective,
     _tasks,
     _times,
     _ports,

@@ -61,7 +61,8 @@ def _table(section: Section) -> Table:
             for line in field.description.splitlines():
                 table.add(tomlkit.comment(line))
         if value is None:
-            table.add(tomlkit.comment(f"{key} = …"))
+            settled = section.settled(key)
+            table.add(tomlkit.comment(f"{key} = {'…' if settled is None else _item(settled).as_string()}"))
         else:
             table.add(key, _item(value))
     return table

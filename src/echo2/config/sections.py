@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from echo2.config.objectives import OBJECTIVE_KEYS
+
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -20,6 +22,10 @@ Sigma = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    def settled(self, key: str) -> Any:
+        """The value that ``key`` has in this run, also where it was left open."""
+        return getattr(self, key)
 
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -143,8 +149,10 @@ class RehearsalSection(Section):
 class LearningSection(Section):
     learner: Literal["torch", "scripted"] = "torch"
     """What trains; `scripted` takes the time that `rehearsal` says and learns nothing."""
-    objective: Literal["grpo", "grpo_paper"] = "grpo"
-    """What a step maximises."""
+    objective: Literal[
+        "grpo", "grpo_paper", "dr_grpo", "dapo", "gspo", "cispo", "decoupled_ppo", "m2po", "gepo", "dppo_tv"
+    ] = "grpo"
+    """What a step maximises (docs/objectives.md). Keys that say so have a default of each objective's own."""
     lr: PositiveFloat = 1e-6
     """AdamW learning rate."""
     weight_decay: NonNegativeFloat = 0.0
@@ -155,22 +163,32 @@ class LearningSection(Section):
     """Largest gradient norm; 0 turns clipping off."""
     updates_per_step: Positive = 2
     """Optimizer updates per training step, over disjoint minibatches of whole groups."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """epsilon_low of the clipped ratio."""
-    clip_high: PositiveFloat = 0.2
-    """epsilon_high of the clipped ratio."""
-    truncation: PositiveFloat = 2.0
-    """C: largest importance weight between behaviour and proximal policy."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """epsilon_low of the clipped ratio; for `dppo_tv` a difference of probabilities. The objective's own default."""
+    clip_high: PositiveFloat | None = None
+    """epsilon_high of the clipped ratio, or of the weight (`cispo`); for `dppo_tv` a difference of probabilities. The
+    objective's own default."""
+    truncation: PositiveFloat | None = None
+    """C: largest importance weight; heavier tokens get it, or are dropped (`decoupled_ppo`). The objective's own
+    default."""
+    second_moment: PositiveFloat | None = None
+    """Largest mean squared log-ratio of an update that `m2po` trains on. The objective's own default."""
     kl_beta: NonNegativeFloat = 0.0
     """Weight of KL(policy || initial policy); 0 skips the reference pass."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL per token."""
-    advantage_scale: Literal["population", "sample", "none"] = "population"
-    """Standard deviation that divides group advantages."""
+    advantage_scale: Literal["population", "sample", "none"] | None = None
+    """Standard deviation that divides group advantages. The objective's own default."""
     advantage_eps: PositiveFloat = 1e-6
     """Added to that standard deviation."""
-    overlong: Literal["train", "mask"] = "train"
-    """What a reply cut at the token limit contributes: trained on its reward, or no loss."""
+    overlong: Literal["train", "mask"] | None = None
+    """What a reply cut at the token limit contributes: trained on its reward, or no loss. The objective's own
+    default."""
+    zero_variance: Literal["keep", "drop"] | None = None
+    """What tokens of groups whose rewards are all equal do, whose advantages are 0: `keep` counts them in the mean and
+    in the KL term, `drop` leaves them out. The objective's own default; `buffer.drop_zero_variance` replaces them."""
+    max_age_steps: NonNegative | None = None
+    """Tokens sampled more than so many training steps before are left out, whatever the objective; unset: none."""
     audit_rows: Annotated[int, Field(ge=0, le=256)] = 8
     """Rows per step whose log-probs are compared with those of the version they name; costs a pass over them and
     reading a snapshot, which up to three more of are kept on the learner's disk. 0 compares none; replies of the
@@ -185,6 +203,11 @@ class LearningSection(Section):
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     threads: NonNegative = 0
     """CPU threads of the learner; 0 leaves PyTorch's choice."""
+
+    def settled(self, key: str) -> Any:
+        """The objective's own where nothing was set; None where it reads none."""
+        value = getattr(self, key)
+        return OBJECTIVE_KEYS[self.objective].get(key) if value is None else value
 
 
 class BufferSection(Section):

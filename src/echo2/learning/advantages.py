@@ -20,6 +20,8 @@ Scale = Literal["population", "sample", "none"]
 class Advantages:
     values: NDArray[np.float32]
     """[R] in the order of the rewards"""
+    signal: NDArray[np.bool_]
+    """[R] False where the rewards of the key do not differ, so that its advantages are 0"""
     keys: int
     """Distinct normalisation keys."""
     zero_variance_keys: int
@@ -43,6 +45,7 @@ def normalised_advantages(
     for index, key in enumerate(keys):
         members.setdefault(key, []).append(index)
     values = np.zeros(len(rewards), dtype=np.float64)
+    signal = np.zeros(len(rewards), dtype=np.bool_)
     zero_variance = single = 0
     for indices in members.values():
         group = np.asarray([rewards[i] for i in indices], dtype=np.float64)
@@ -52,7 +55,8 @@ def normalised_advantages(
             zero_variance += 1  # compared exactly: the mean of equal rewards may differ from them by rounding
         else:
             values[indices] = _normalised(group, scale, eps)
-    return Advantages(values.astype(np.float32), len(members), zero_variance, single)
+            signal[indices] = True
+    return Advantages(values.astype(np.float32), signal, len(members), zero_variance, single)
 
 
 def _normalised(group: NDArray[np.float64], scale: Scale, eps: float) -> NDArray[np.float64]:

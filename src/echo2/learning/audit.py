@@ -55,7 +55,7 @@ class Auditor:
         self._policy = policy
         self._snapshots = snapshots
         self._rows = rows
-        self._rules = replace(rules, overlong="train")
+        self._rules = replace(rules, overlong="train", zero_variance="keep", max_age_steps=None)
 
     def audit(self, reply: BatchReply) -> tuple[RowAudit, ...]:
         """Of a sample of the batch's rows, all of one version. Blocking; never beside a step."""

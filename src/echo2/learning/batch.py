@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from echo2.config.sections import LearningSection
 from echo2.learning.advantages import Advantages, Scale, normalised_advantages
 from echo2.transport.messages import BatchReply, BatchRow
 from echo2.types import LOGPROBS_FULL_VOCAB_AT_TEMPERATURE, FinishReason, Trajectory
@@ -28,8 +29,22 @@ class BatchRules:
     advantage_scale: Scale = "population"
     advantage_eps: float = 1e-6
     overlong: Literal["train", "mask"] = "train"
+    zero_variance: Literal["keep", "drop"] = "keep"
+    max_age_steps: int | None = None
     vocabulary: int = 2**32
     """Token ids must be below it."""
+
+
+def batch_rules(learning: LearningSection, vocabulary: int) -> BatchRules:
+    """What the configuration leaves open is the objective's own."""
+    return BatchRules(
+        advantage_scale=learning.settled("advantage_scale"),
+        advantage_eps=learning.advantage_eps,
+        overlong=learning.settled("overlong"),
+        zero_variance=learning.settled("zero_variance"),
+        max_age_steps=learning.max_age_steps,
+        vocabulary=vocabulary,
+    )
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,7 @@ class TrainingRow:
     """One trajectory as the learner sees it; all arrays are aligned with the tokens."""
 
     group: int
+    """Number of its lease group within the batch, from 0 on: the same on every rank."""
     tokens: NDArray[np.int64]
     """[L]"""
     loss: NDArray[np.bool_]
@@ -64,10 +80,18 @@ class TrainingBatch:
     """Left out of normalisation and loss: reward not finite, token ids outside the vocabulary, no token at all."""
     overlong_rows: int
     """Without loss because they were cut at the token limit; their reward counts in their key's mean."""
+    dropped_rows: int
+    """Without loss because the rewards of their key do not differ and ``zero_variance`` is "drop"."""
+    aged_tokens: int
+    """Sampled tokens without loss because they were sampled more than ``max_age_steps`` before."""
 
     @property
     def trainable_tokens(self) -> int:
         return sum(row.targets for row in self.rows)
+
+    @property
+    def groups(self) -> int:
+        return 1 + max((row.group for row in self.rows), default=-1)
 
 
 def form_training_batch(batch: BatchReply, rules: BatchRules) -> TrainingBatch:
@@ -84,12 +108,24 @@ def form_training_batch(batch: BatchReply, rules: BatchRules) -> TrainingBatch:
         scale=rules.advantage_scale,
         eps=rules.advantage_eps,
     )
-    rows = tuple(
-        _training_row(row, record, tokens, float(advantage), batch.step, rules)
-        for (row, record, tokens), advantage in zip(usable, advantages.values, strict=True)
-    )
-    overlong = sum(_is_masked_overlong(record, rules) for _, record, _ in usable)
-    return TrainingBatch(rows, advantages, len(batch.rows) - len(usable), overlong)
+    dropped = ~advantages.signal if rules.zero_variance == "drop" else np.zeros_like(advantages.signal)
+    numbers: dict[int, int] = {}
+    rows = []
+    overlong = aged = 0
+    for (row, record, tokens), advantage, drop in zip(usable, advantages.values, dropped, strict=True):
+        loss = _sampled(record)
+        old = loss & _is_too_old(record, batch.step, rules)
+        loss &= ~old
+        if cut := _is_masked_overlong(record, rules):
+            loss[:] = False
+        if drop:
+            loss[:] = False
+        overlong += cut
+        aged += int(old.sum())
+        group = numbers.setdefault(row.group_id, len(numbers))
+        rows.append(_training_row(group, record, tokens, loss, float(advantage), batch.step))
+    unusable = len(batch.rows) - len(usable)
+    return TrainingBatch(tuple(rows), advantages, unusable, overlong, int(dropped.sum()), aged)
 
 
 def minibatches(rows: Sequence[TrainingRow], updates: int) -> list[tuple[TrainingRow, ...]]:
@@ -130,16 +166,37 @@ def _is_masked_overlong(record: Trajectory, rules: BatchRules) -> bool:
     return rules.overlong == "mask" and record.finish_reason is FinishReason.LENGTH
 
 
+def _sampled(record: Trajectory) -> NDArray[np.bool_]:
+    """[L] sampled by the policy, and preceded by something that predicts it."""
+    parts = [np.full(len(segment.tokens), segment.sampled) for segment in record.segments]
+    sampled = np.concatenate(parts).astype(np.bool_)
+    sampled[0] = False
+    return sampled
+
+
+def _is_too_old(record: Trajectory, step: int, rules: BatchRules) -> NDArray[np.bool_]:
+    """[L] sampled more than ``max_age_steps`` training steps before this one, by each token's own version."""
+    if rules.max_age_steps is None:
+        return np.zeros(sum(len(segment.tokens) for segment in record.segments), np.bool_)
+    oldest = record.policy_min.version
+    versions = [
+        np.full(len(segment.tokens), oldest) if segment.version_values is None else segment.version_values
+        for segment in record.segments
+    ]
+    too_old: NDArray[np.bool_] = step - np.concatenate(versions).astype(np.int64) > rules.max_age_steps
+    return too_old
+
+
 def _training_row(
-    row: BatchRow, record: Trajectory, tokens: NDArray[np.int64], advantage: float, step: int, rules: BatchRules
+    group: int,
+    record: Trajectory,
+    tokens: NDArray[np.int64],
+    loss: NDArray[np.bool_],
+    advantage: float,
+    step: int,
 ) -> TrainingRow:
-    sampled = [np.full(len(segment.tokens), segment.sampled) for segment in record.segments]
-    loss = np.concatenate(sampled).astype(np.bool_)
-    loss[0] = False
-    if _is_masked_overlong(record, rules):
-        loss[:] = False
     return TrainingRow(
-        group=row.group_id,
+        group=group,
         tokens=tokens,
         loss=loss,
         behaviour=_behaviour(record, loss),

@@ -18,9 +18,9 @@ from echo2.config.root import Config
 from echo2.errors import UserError
 from echo2.learning import checkpoint
 from echo2.learning.audit import Auditor
-from echo2.learning.batch import BatchRules, TrainingBatch, form_training_batch
+from echo2.learning.batch import TrainingBatch, batch_rules, form_training_batch
 from echo2.learning.frozen import Freezer, FrozenState
-from echo2.learning.objectives import ObjectiveSettings, find_objective
+from echo2.learning.objectives import configured
 from echo2.learning.opening import (
     CHECKPOINT_FOLDER,
     config_digest,
@@ -79,14 +79,10 @@ class TorchLearner:
         self._freezer = Freezer()
         self._durable: set[int] = set()
         self._training = False
-        self._rules = BatchRules(learning.advantage_scale, learning.advantage_eps, learning.overlong, policy.vocabulary)
+        self._rules = batch_rules(learning, policy.vocabulary)
         self._auditor = Auditor(policy, self._snapshots, config.audited_rows, self._rules)
-        settings = ObjectiveSettings(
-            learning.clip_low, learning.clip_high, learning.truncation, learning.kl_beta, learning.kl_estimator
-        )
         self._settings = UpdateSettings(
-            find_objective(learning.objective),
-            settings,
+            *configured(config),
             learning.updates_per_step,
             learning.micro_batch_tokens,
             learning.grad_clip,
@@ -279,4 +275,6 @@ def _batch_statistics(batch: TrainingBatch) -> dict[str, float]:
         "single_row_groups": batch.advantages.single_keys,
         "unusable_rows": batch.unusable_rows,
         "overlong_rows": batch.overlong_rows,
+        "dropped_rows": batch.dropped_rows,
+        "aged_tokens": batch.aged_tokens,
     }

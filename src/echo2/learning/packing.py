@@ -74,10 +74,18 @@ class MicroBatch:
     """[T] bool"""
     nucleus: Tensor
     """[T] bool"""
+    lengths: Tensor
+    """[N] int64 targets of each row, at least 1; a row's targets are neighbours, in token order"""
+    group: Tensor
+    """[N] int64 number of each row's group"""
 
     @property
     def targets(self) -> int:
         return self.target.numel()
+
+    @property
+    def rows(self) -> int:
+        return self.lengths.numel()
 
     def to(self, device: torch.device) -> MicroBatch:
         moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
@@ -205,6 +213,8 @@ def _micro_batch(sheets: Sequence[Sheet]) -> MicroBatch:
         known=per_target([row.behaviour is not None for row in rows], torch.bool),
         current=per_target([row.current for row in rows], torch.bool),
         nucleus=per_target([row.nucleus for row in rows], torch.bool),
+        lengths=torch.tensor(counts),
+        group=torch.tensor([row.group for row in rows]),
     )
 
 

@@ -1,7 +1,8 @@
 """The optimizer updates of one training step.
 
-Invariant: an update divides the summed loss by the loss-bearing tokens of all its micro-batches (field report C04). One
-without such tokens, or with a gradient that is not finite, changes neither weights nor optimizer and is counted.
+Invariant: an update divides the summed loss by a normaliser of all its micro-batches, which the objective names and
+tokens and rows decide (field report C04). An update without loss-bearing tokens, or with a gradient that is not finite,
+changes neither weights nor optimizer and is counted.
 """
 
 from __future__ import annotations
@@ -65,12 +66,38 @@ class _Minibatch:
 
     micros: list[MicroBatch]
     prox: list[Tensor] | None
-    """[T] each; None for the first update: its own forward pass is under π_prox"""
+    """[T] each; None where the update's own forward pass is under π_prox and nothing must be known before it"""
     ref: list[Tensor] | None
+    is_first: bool
+    """Nothing of the step was trained before it, so its ρ is 1."""
+    groups: int
+    """Of the batch."""
 
     @property
     def tokens(self) -> int:
         return sum(micro.targets for micro in self.micros)
+
+    @property
+    def rows(self) -> int:
+        return sum(micro.rows for micro in self.micros)
+
+    def terms(self, index: int, logp: Tensor, whole: Tensor | None = None) -> TokenTerms:
+        micro = self.micros[index]
+        return TokenTerms(
+            logp=logp,
+            logp_prox=logp.detach() if self.prox is None else self.prox[index],
+            logp_behaviour=micro.behaviour,
+            known=micro.known,
+            current=micro.current,
+            nucleus=micro.nucleus,
+            logp_ref=None if self.ref is None else self.ref[index],
+            advantages=micro.advantages,
+            mask=torch.ones_like(micro.known),
+            lengths=micro.lengths,
+            group=micro.group,
+            groups=self.groups,
+            whole=whole,
+        )
 
 
 def run_updates(
@@ -92,8 +119,7 @@ def run_updates(
         optimizer.zero_grad(set_to_none=True)
         own = Tally()
         with tally.clock("update_s"):
-            for index in range(len(minibatch.micros)):
-                _accumulate(minibatch, index, policy, settings, own)
+            _accumulate(minibatch, policy, settings, own)
         with tally.clock("optimizer_s"):
             norm = _clip(policy, settings.grad_clip)
             if norm is None:
@@ -131,13 +157,15 @@ def _prepare(
             flops = policy.flops.forward(packed)
             micros = [micro.to(policy.device) for micro in packed]
             tally.add(padded_tokens=sum(micro.tokens.numel() for micro in micros))
+        first = is_first and bool(micros)
         with tally.clock("prox_s"):
-            prox = None if is_first and micros else _without_gradient(policy, micros)
+            needs_prox = not first or settings.objective.statistics is not None
+            prox = _without_gradient(policy, micros) if needs_prox else None
         is_first = is_first and not micros
         with tally.clock("reference_s"):
             ref = None if reference is None else _without_gradient(reference, micros)
         tally.add(flops=flops * (FORWARD_AND_BACKWARD + (prox is not None) + (ref is not None)))
-        work.append(_Minibatch(micros, prox, ref))
+        work.append(_Minibatch(micros, prox, ref, first, batch.groups))
     return work
 
 
@@ -146,26 +174,33 @@ def _without_gradient(policy: PolicyModel, micros: Sequence[MicroBatch]) -> list
     return [policy.logprobs(micro)[0] for micro in micros]
 
 
-def _accumulate(minibatch: _Minibatch, index: int, policy: PolicyModel, settings: UpdateSettings, own: Tally) -> None:
-    """Add one micro-batch's gradient and statistics."""
-    micro = minibatch.micros[index]
-    logp, entropy = policy.logprobs(micro)
-    prox = logp.detach() if minibatch.prox is None else minibatch.prox[index]
-    terms = TokenTerms(
-        logp=logp,
-        logp_prox=prox,
-        logp_behaviour=micro.behaviour,
-        known=micro.known,
-        current=micro.current,
-        logp_ref=None if minibatch.ref is None else minibatch.ref[index],
-        advantages=micro.advantages,
-        mask=torch.ones_like(micro.known),
-    )
-    sums = settings.objective(terms, settings.objective_settings)
-    (sums.loss / minibatch.tokens).backward()  # type: ignore[no-untyped-call]
-    _count(own, micro, terms, sums, entropy)
-    if minibatch.prox is None:
-        own.add(first_ratio=float(sums.ratio), first_tokens=micro.targets)
+def _accumulate(minibatch: _Minibatch, policy: PolicyModel, settings: UpdateSettings, own: Tally) -> None:
+    """Add the gradient and statistics of all micro-batches."""
+    objective, given = settings.objective, settings.objective_settings
+    normaliser = objective.normaliser(minibatch.tokens, minibatch.rows, given)
+    whole = _whole(minibatch, settings)
+    own.add(normaliser=normaliser)
+    for index, micro in enumerate(minibatch.micros):
+        logp, entropy = policy.logprobs(micro)
+        terms = minibatch.terms(index, logp, whole)
+        sums = objective.sums(terms, given)
+        (sums.loss / normaliser).backward()  # type: ignore[no-untyped-call]
+        _count(own, micro, terms, sums, entropy)
+        if minibatch.is_first:
+            own.add(first_ratio=float(sums.ratio), first_tokens=micro.targets)
+
+
+@torch.no_grad()
+def _whole(minibatch: _Minibatch, settings: UpdateSettings) -> Tensor | None:
+    """[K] what the objective must know of the whole update: plain sums, added over micro-batches."""
+    statistics = settings.objective.statistics
+    if statistics is None or minibatch.prox is None:
+        return None
+    parts = [
+        statistics(minibatch.terms(index, prox), settings.objective_settings)
+        for index, prox in enumerate(minibatch.prox)
+    ]
+    return torch.stack(parts).sum(0)
 
 
 def _count(own: Tally, micro: MicroBatch, terms: TokenTerms, sums: ObjectiveSums, entropy: Tensor) -> None:
@@ -210,7 +245,7 @@ def _statistics(tally: Tally, norms: Sequence[float]) -> dict[str, float]:
     statistics = {
         "trainable_tokens": tally.sums.get("tokens", 0.0),
         "padded_tokens": tally.sums.get("padded_tokens", 0.0),
-        "loss": tally.mean("loss"),
+        "loss": tally.mean("loss", "normaliser"),
         "entropy": tally.mean("entropy"),
         "kl": tally.mean("kl"),
         "clip_share": tally.mean("clipped"),

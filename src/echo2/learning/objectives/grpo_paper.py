@@ -13,21 +13,20 @@ KL term's estimator is configured, the paper names none.
 
 from __future__ import annotations
 
-import torch
-
 from echo2.learning.objectives.terms import (
     ObjectiveSettings,
     ObjectiveSums,
     TokenTerms,
+    behaviour_logp,
     bounded_ratio,
     clipped_surrogate,
+    sampling_logp,
     truncated_weight,
 )
 
 
 def grpo_paper(terms: TokenTerms, settings: ObjectiveSettings) -> ObjectiveSums:
     """See the module; stale tokens start a step with ρ ≠ 1, and may be clipped from the beginning."""
-    old = torch.where(terms.known & ~terms.current, terms.logp_behaviour, terms.logp_prox)
-    behaviour = torch.where(terms.known & terms.current, terms.logp_behaviour, old)
-    weight = truncated_weight(old, behaviour, settings.truncation)
+    old = sampling_logp(terms)
+    weight = truncated_weight(old, behaviour_logp(terms), settings.truncation)
     return clipped_surrogate(terms, bounded_ratio(terms.logp, old), weight, settings)
