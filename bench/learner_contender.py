@@ -93,7 +93,7 @@ def ours(order: dict[str, Any], model: Any, replies: Replies) -> Step:
                 current=True, nucleus=False,
             )
         )  # fmt: skip
-    normalised = Advantages(np.asarray(replies.advantages, np.float32), order["groups"], 0, 0)
+    normalised = Advantages(np.asarray(replies.advantages, np.float32), np.ones(len(rows), bool), order["groups"], 0, 0)
     batch = TrainingBatch(tuple(rows), normalised, 0, 0, 0, 0)
     keeper = Keeper(policy.parameters().values(), lr=1.0)
     settings = UpdateSettings(find_objective("grpo"), ObjectiveSettings(), 1, order["budget"], 0.0)
