@@ -92,9 +92,10 @@ def load_elsewhere(section: TaskSection) -> Task | None:
     """The task as a worker on another machine makes it, where the files that its options name are not; None where they
     name none. Raises ConfigError.
     """
-    if not path_keys(section.options):
+    keys = path_keys(section.options)
+    if not keys:
         return None
-    absent = {key: str(PurePath("/on-another-machine", section.options[key])) for key in path_keys(section.options)}
+    absent = {key: str(PurePath("/on-another-machine", PurePath(section.options[key]).name)) for key in keys}
     return load_task(section.model_copy(update={"options": {**section.options, **absent}}))
 
 
