@@ -137,3 +137,27 @@ def test_a_difference_is_taken_prompt_by_prompt() -> None:
     assert found["reward_more"] == 0.5
     assert found["reward_more_ci95"] == pytest.approx((0.5 - 0.979982, 0.5 + 0.979982))
     assert difference(ours, Scores()) == {"reward_more": None, "reward_more_ci95": None}
+
+
+@pytest.mark.timeout(120)
+def test_of_a_runs_folder_the_newest_version_is_scored(echo2: Echo2, tmp_path: Path) -> None:
+    tiny = pytest.importorskip("echo2.learning.tiny")
+    learned, folder = tmp_path / "learned", tmp_path / "r"
+    learned.mkdir()
+    tiny.write_tiny_model(learned, 7)
+    for version in ("0.0", "0.2"):
+        assert echo2("snapshot", "pack", learned, "-o", folder / "snapshots" / version).code == 0
+    (folder / "assets").mkdir()
+    for path in learned.iterdir():
+        if path.suffix != ".safetensors":
+            (folder / "assets" / path.name).write_bytes(path.read_bytes())
+    (folder / "config.toml").write_text(
+        '[run]\nname = "r"\n[model]\npath = "tiny:qwen3"\nsnapshot_dtype = "float32"\n'
+        "[rollout]\nmax_new_tokens = 6\n[eval]\nprompts = 16\n"
+    )
+
+    done, named = echo2("eval", folder, "--json"), echo2("eval", folder, "--model", learned, "--json")
+
+    assert done.code == named.code == 0, done.err
+    assert (done.json["model"], named.json["model"]) == (f"version 0.2 of {folder}", str(learned))
+    assert done.json["by_task"] == named.json["by_task"]

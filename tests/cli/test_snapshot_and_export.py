@@ -144,3 +144,11 @@ def test_an_output_that_cannot_be_made_is_refused_and_leaves_nothing(
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
     assert echo2("export", run_folder, "-o", place / "new" / "folder").code == 1
     assert sorted(place.iterdir()) == before
+
+
+def test_a_folder_of_snapshots_is_no_snapshot_and_no_folder_no_run(echo2: Echo2, run_folder: Path) -> None:
+    verified = echo2("snapshot", "verify", run_folder / "snapshots")
+    assert (verified.code, verified.faults[0].rpartition(": ")[2]) == (2, "give one of those in it, such as 0.2")
+    exported = echo2("export", run_folder.parent / "absent", "-o", run_folder.parent / "hf")
+    assert exported.code == 2
+    assert "must be a run's folder or its configuration file, but there is neither" in exported.faults[0]

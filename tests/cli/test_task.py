@@ -172,3 +172,62 @@ def test_unknown_tasks_splits_and_options_are_the_users_mistakes(echo2: Echo2) -
     assert "must be one of aime24, arithmetic" in echo2("task", "show", "arithmetics").faults[0]
     assert "--split must be train or eval" in echo2("task", "show", "arithmetic", "--split", "test").faults[0]
     assert "has no option 'digits'" in echo2("task", "show", "arithmetic", "--set", "digits=2").faults[0]
+
+
+def test_a_task_that_reads_its_file_too_early_could_not_be_made_by_a_worker(
+    echo2: Echo2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "eager.py").write_text(
+        "from pathlib import Path\n"
+        "from echo2.data.tasks.arithmetic import Arithmetic\n"
+        "class Eager(Arithmetic):\n"
+        "    def __init__(self, path):\n"
+        "        super().__init__()\n"
+        "        self.text = Path(path).read_text()\n"
+        "class Later(Arithmetic):\n"
+        "    def __init__(self, path):\n"
+        "        super().__init__()\n"
+        "        self.path = path\n"
+        "    def messages(self, prompt):\n"
+        "        return [{'role': 'user', 'content': Path(self.path).read_text()}]\n"
+    )
+    (tmp_path / "rows.txt").write_text("rows")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    done = echo2("task", "check", "eager:Eager", "-n", "2", "--set", f"path={tmp_path / 'rows.txt'}")
+    assert done.code == 1
+    assert "a worker must be able to make the task without its files, read them when a prompt is first" in done.out
+    done = echo2("task", "check", "eager:Later", "-n", "2", "--set", f"path={tmp_path / 'rows.txt'}")
+    assert done.code == 1
+    assert "messages must follow from the prompt on a machine without files, got FileNotFoundError" in done.out
+
+
+def test_a_check_plays_the_episodes_of_a_game(echo2: Echo2) -> None:
+    done = echo2("task", "check", "sandbox", "-n", "2", "--set", "sandbox=moba", "--json")
+
+    assert (done.code, done.json["episodes"], done.json["faults"]) == (0, 20, [])
+    assert "4 gold replies checked, 20 episodes played, 0 faults" in (
+        echo2("task", "check", "sandbox", "-n", "2", "--set", "sandbox=moba").out
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ["arithmetic", "--set", "style"],
+            "--set must have the form option=value, got `style`; for example --set path=",
+        ),
+        (["arithmetic", "--set", "style=[1"], "--set style= must be followed by a TOML value, got `style=[1`"),
+        (
+            ["reasoning_gym"],
+            "reasoning_gym is a gym: name an environment, reasoning_gym/NAME; echo2 task list reasoning_gym",
+        ),
+        (["echo2.data.sandbox.moba.game:LaneDuel"], "a game is an option of a task: sandbox with sandbox=echo2.data."),
+    ],
+)
+def test_what_was_typed_is_named_as_it_was_typed(echo2: Echo2, arguments: list[str], told: str) -> None:
+    done = echo2("task", "check", *arguments)
+
+    assert done.code == 2
+    assert told in done.faults[0]

@@ -23,7 +23,10 @@ def run_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_example_validates_and_starts_nothing(echo2: Echo2, example: Path, tmp_path: Path) -> None:
+def test_every_example_validates_and_starts_nothing(
+    echo2: Echo2, example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(example.parent))  # where a game of one's own lies
     done = echo2("train", example, "--set", f"run.dir={tmp_path}", "--dry-run", "--json")
 
     assert done.code == 0, done.err

@@ -146,3 +146,29 @@ def test_wall_clocks_may_lie_and_ids_count() -> None:
     assert run_virtual(main()) == (600.0, -60.0)
     ids = CountedIds()
     assert [ids.new("lease"), ids.new("peer"), ids.new("lease")] == ["lease-1", "peer-1", "lease-2"]
+
+
+def test_an_interruption_winds_all_tasks_up_and_is_raised() -> None:
+    ended: list[str] = []
+
+    async def live(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+            ended.append(name)
+
+    async def interrupted() -> None:
+        await asyncio.sleep(5)
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(live("inner"))
+            group.create_task(interrupted())
+            async with asyncio.TaskGroup() as others:
+                others.create_task(live("outer"))
+
+    with pytest.raises(KeyboardInterrupt):
+        run_virtual(main())
+    assert sorted(ended) == ["inner", "outer"]

@@ -104,7 +104,9 @@ def verify_directory(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise UserError(f"{folder} must be a snapshot's folder; there is no such directory")
     if not (folder / MANIFEST_NAME).is_file():
-        raise UserError(f"{folder} must be a snapshot's folder; it has no {MANIFEST_NAME}: pack a model into it first")
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_NAME}"))
+        cure = f"give one of those in it, such as {inside[-1]}" if inside else "pack a model into it first"
+        raise UserError(f"{folder} must be a snapshot's folder; it has no {MANIFEST_NAME}: {cure}")
     manifest = load_manifest(folder)
     verify_snapshot(folder, manifest)
     return manifest

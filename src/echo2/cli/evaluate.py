@@ -45,10 +45,14 @@ class Scores(msgspec.Struct):
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Configuration file or run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN.toml|DIR", help="Configuration file, or a run's folder.")],
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="PATH", help="Model directory or hub id; the run's model by default."),
+        typer.Option(
+            "--model",
+            metavar="PATH",
+            help="Model directory or hub id; the file's by default, or the newest version that DIR keeps.",
+        ),
     ] = None,
     against: Annotated[
         str | None,
@@ -58,17 +62,25 @@ def evaluate(
     as_json: JsonFlag = False,
 ) -> None:
     """Score a model on held-out prompts: mean reward, avg@k and pass@k with 95 % intervals; of games, a table."""
+    from echo2.cli.export import with_newest
     from echo2.cli.inputs import checked_config
 
     chosen = list(overrides or []) + ([f"model.path={model}"] if model else [])
     config = checked_config(run, chosen)
     other = None if against is None else checked_config(run, [*(overrides or []), f"model.path={against}"])
-    facts = compared(config, other)
+    with tempfile.TemporaryDirectory(prefix="echo2-eval-") as aside:
+        name = ""
+        if run.is_dir() and not any(text.partition("=")[0].strip() == "model.path" for text in chosen):
+            config, name = with_newest(config, run, Path(aside) / "model")
+        facts = compared(config, other, name)
     print_json(facts) if as_json else print(_text(facts))
 
 
-def compared(config: Config, other: Config | None = None) -> dict[str, Any]:
-    """What the model of ``config`` scores and, where another is given, what it has more on the same prompts."""
+def compared(config: Config, other: Config | None = None, name: str = "") -> dict[str, Any]:
+    """What the model of ``config`` scores and, where another is given, what it has more on the same prompts.
+
+    name: what the model is called; its path by default.
+    """
     tasks = loaded(config)
     by_task = _scored(config, tasks)
     # Tasks anew: an opponent that is a model belongs to the event loop in which it was first asked.
@@ -77,7 +89,7 @@ def compared(config: Config, other: Config | None = None) -> dict[str, Any]:
         task.name: report(task, by_task[task.name], config.eval.samples, others[task.name] if others else None)
         for task, _ in tasks
     }
-    name = config.model.path or f"engine {config.rollout.engine}"
+    name = name or config.model.path or f"engine {config.rollout.engine}"
     facts = {"model": name, "tasks": list(reports), **summarise(merged(list(by_task.values()))), "by_task": reports}
     if other is not None and others is not None:
         facts["against"] = other.model.path

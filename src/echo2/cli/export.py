@@ -13,6 +13,7 @@ import typer
 from echo2.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
+    from echo2.config.root import Config
     from echo2.run.folder import RunFolder
     from echo2.types import Policy
 
@@ -35,16 +36,32 @@ def export(
     from echo2.cli.inputs import run_folder
 
     folder = run_folder(run)
-    kept = _kept(folder)
+    kept = kept_versions(folder)
     policy = _chosen(sorted(kept), version, folder.root)
     with users_paths():
         check_free(out, folder=beside(out, ".partial"))
-        dtype = _write(kept[policy], folder.root / "assets", out)
+        dtype = write_model(kept[policy], folder.root / "assets", out)
     facts = {"folder": out, "policy": str(policy), "dtype": dtype, "from": kept[policy]}
     print_json(facts) if as_json else print(f"version {policy} of {folder.root} is in {out}")
 
 
-def _kept(folder: RunFolder) -> dict[Policy, Path]:
+def with_newest(config: Config, run: Path, into: Path) -> tuple[Config, str]:
+    """The configuration of run folder ``run`` with the newest version kept there as its model, laid out in ``into``,
+    and what to call it; as it is, and an empty name, where none is kept or no model is loaded."""
+    from echo2.cli.inputs import run_folder
+    from echo2.rollout.engines import WITHOUT_MODEL
+
+    folder = run_folder(run)
+    kept = kept_versions(folder)
+    if not kept or config.rollout.engine in WITHOUT_MODEL:
+        return config, ""
+    newest = max(kept)
+    write_model(kept[newest], folder.root / "assets", into)
+    model = config.model.model_copy(update={"path": str(into)})
+    return config.model_copy(update={"model": model}), f"version {newest} of {run}"
+
+
+def kept_versions(folder: RunFolder) -> dict[Policy, Path]:
     """Versions and where they lie: snapshots on the coordinator's shelf, and checkpoints of versions that have none,
     version 0 among them where a warm start made it."""
     from echo2.transport.partial import MANIFEST_NAME
@@ -83,8 +100,8 @@ def _chosen(kept: list[Policy], version: str | None, root: Path) -> Policy:
     return fitting[-1]
 
 
-def _write(source: Path, assets: Path, out: Path) -> str:
-    """Weights beside the model's small files, whole or absent; return the element type of the weights."""
+def write_model(source: Path, assets: Path, out: Path) -> str:
+    """Weights of ``kept_versions`` beside the model's small files, whole or absent; return their element type."""
     from echo2.broadcast.places import beside, made_in
     from echo2.durable import publish_folder
 

@@ -79,6 +79,8 @@ def check_port(config: Config) -> None:
 
 def run_folder(path: Path) -> RunFolder:
     """The run folder that ``path`` names, as a folder or by its configuration file. Raises UserError."""
+    if not path.exists():
+        raise UserError(f"{path} must be a run's folder or its configuration file, but there is neither")
     folder = RunFolder(path.absolute()) if path.is_dir() else RunFolder.of(load_config(path, check_places=False))
     if not folder.is_used:
         raise UserError(

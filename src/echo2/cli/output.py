@@ -10,9 +10,12 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")
@@ -31,6 +34,24 @@ def print_json(value: Mapping[str, Any]) -> None:
 def note(text: str) -> None:
     """A line for people that must not disturb standard output."""
     print(text, file=sys.stderr)
+
+
+LEAST_COLUMNS = 72
+"""Below, tables would lose figures; a narrower terminal breaks the lines itself."""
+
+
+def show(what: RenderableType) -> None:
+    """Tables for people; without blanks at the ends of lines where no terminal reads them."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.width = max(console.width, LEAST_COLUMNS)
+    if console.is_terminal:
+        console.print(what)
+        return
+    with console.capture() as printed:
+        console.print(what)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 def _strict(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echo2.cli.output import JsonFlag, print_json
+from echo2.cli.output import JsonFlag, print_json, show
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,9 +50,7 @@ def status(
 
         print_json(msgspec.to_builtins(picture))
     else:
-        from rich.console import Console
-
-        Console().print(_table(picture))
+        show(_table(picture))
 
 
 def stop(

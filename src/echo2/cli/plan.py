@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echo2.cli import plan_flags as flag
-from echo2.cli.output import JsonFlag, print_json
+from echo2.cli.output import JsonFlag, print_json, show
 
 if TYPE_CHECKING:
     from echo2.cli.plan_inputs import Inputs
@@ -67,8 +67,6 @@ def plan(
 
 
 def _answer(inputs: Inputs, as_json: bool) -> None:
-    from rich.console import Console
-
     from echo2.cli import plan_json, plan_view
     from echo2.errors import UserError
     from echo2.provisioning.capacity import Infeasible
@@ -87,13 +85,13 @@ def _answer(inputs: Inputs, as_json: bool) -> None:
         if as_json:
             print_json(plan_json.refusal(inputs, found, told, ways))
         elif found:
-            Console(highlight=False).print(plan_view.surveyed(found))
+            show(plan_view.surveyed(found))
         raise UserError(told) from error
     faster = _faster(inputs)
     if as_json:
         print_json(plan_json.facts(inputs, best, found, faster))
     else:
-        Console(highlight=False).print(plan_view.view(inputs, best, found, faster))
+        show(plan_view.view(inputs, best, found, faster))
 
 
 def _faster(inputs: Inputs) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from echo2.cli.output import JsonFlag, SetOption, note, print_json
+from echo2.cli.output import JsonFlag, SetOption, note, print_json, show
 
 if TYPE_CHECKING:
     from echo2.metrics import StepMetrics
@@ -135,14 +136,12 @@ def _write(scenario: Scenario, played: Played, out: Path) -> None:
 
 
 def _show(scenario: Scenario, played: Played, warnings: list[str], out: Path | None) -> None:
-    from rich.console import Console
-
     from echo2.cli.simulate_view import view
 
     for warning in warnings:
         note(f"echo2: {warning}")
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.print(view(scenario, played.outcome, plain=not console.encoding.startswith("utf")))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    show(view(scenario, played.outcome, plain=not encoding.lower().startswith("utf")))
     if out is None:
         note("-o DIR writes report.html with the plots and the timeline, metrics.jsonl and events.jsonl.")
     else:

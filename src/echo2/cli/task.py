@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echo2.cli.output import JsonFlag, print_json
-from echo2.errors import Echo2Error, UserError
+from echo2.errors import ConfigError, Echo2Error, UserError
 
 if TYPE_CHECKING:
+    from echo2.config.sections import TaskSection
     from echo2.data.chat import ChatFormat
     from echo2.data.task import Split, Task
     from echo2.types import Prompt
@@ -29,6 +30,7 @@ SplitOption = Annotated[str, typer.Option("--split", help="train or eval.")]
 SHOWN_ROWS = 20
 LOSS, NO_LOSS = "▸", "·"
 _SPLITS: tuple[Split, ...] = ("train", "eval")
+_PLACE = "tasks.0.options."
 
 
 @app.command("list")
@@ -81,17 +83,26 @@ def check(
     as_json: JsonFlag = False,
 ) -> None:
     """Check a task on its own prompts: made again they are the same, gold replies get full marks and empty ones do
-    not; exit code 1 unless all of that holds."""
+    not, a machine without its files judges alike, episodes of several turns are as their gold talks say; exit code 1
+    unless all of that holds."""
     from echo2.data import inspect
+    from echo2.data.gold_episode import check_episodes
+    from echo2.data.registry import load_task
 
-    task = _task(name, options)
-    found = {split: inspect.check(task, count, split=split) for split in _SPLITS}
-    faults = [f"{prompt_id}: {sentence}" for checked in found.values() for prompt_id, sentence in checked.failures]
+    section = _section(name, options)
+    task = load_task(section)
+    faults: list[str] = []
+    worker = _elsewhere(section, faults)
+    found = {split: inspect.check(task, count, split=split, worker=worker) for split in _SPLITS}
+    episodes = [asyncio.run(check_episodes(task, split=split, worker=worker)) for split in _SPLITS]
+    failures = [*(checked.failures for checked in found.values()), *(failed for _, failed in episodes)]
+    faults += [f"{prompt_id}: {sentence}" for some in failures for prompt_id, sentence in some]
     facts = {
         "ok": not faults and any(checked.passed for checked in found.values()),
         "task": name,
         "checked": sum(checked.checked for checked in found.values()),
         "without_gold": sum(checked.without_gold for checked in found.values()),
+        "episodes": sum(played for played, _ in episodes),
         "excluded": [str(row) for row in getattr(task, "excluded", [])],
         "faults": faults,
     }
@@ -161,12 +172,34 @@ def record(
 
 
 def _task(name: str, options: list[str] | None) -> Task:
-    from echo2.config.load import build_config
     from echo2.data.registry import load_task
 
+    return load_task(_section(name, options))
+
+
+def _section(name: str, options: list[str] | None) -> TaskSection:
+    """Raises ConfigError in the words of the command, where an option is named without its place in a run's file."""
+    from echo2.config.load import build_config
+
+    if wrong := [option for option in options or [] if not option.partition("=")[1]]:
+        raise UserError(f"--set must have the form option=value, got `{wrong[0]}`; for example --set path=rows.jsonl")
     tables: dict[str, Any] = {"rollout": {"engine": "scripted"}, "tasks": [{"name": name}]}
-    config = build_config(tables, [f"tasks.0.options.{option}" for option in options or []])
-    return load_task(config.tasks[0])
+    try:
+        return build_config(tables, [f"{_PLACE}{option}" for option in options or []]).tasks[0]
+    except ConfigError as error:
+        raise ConfigError([fault.replace(_PLACE, "") for fault in error.faults]) from error
+
+
+def _elsewhere(section: TaskSection, faults: list[str]) -> Task | None:
+    """The task on a machine without its files, if it has any; adds to ``faults`` where it cannot be made there."""
+    from echo2.data.registry import load_elsewhere
+
+    try:
+        return load_elsewhere(section)
+    except ConfigError as error:
+        cure = "read them when a prompt is first asked for"
+        faults.append(f"a worker must be able to make the task without its files, {cure}; {error}")
+        return None
 
 
 def _split(name: str) -> Split:
@@ -243,7 +276,8 @@ def _text(view: dict[str, Any]) -> str:
 
 
 def _verdict(facts: dict[str, Any]) -> str:
-    head = f"{facts['task']}: {facts['checked']} gold replies checked, {len(facts['faults'])} faults"
+    played = f", {facts['episodes']} episodes played" if facts["episodes"] else ""
+    head = f"{facts['task']}: {facts['checked']} gold replies checked{played}, {len(facts['faults'])} faults"
     if facts["without_gold"]:
         head += f", {facts['without_gold']} prompts have none"
     rows = [*facts["faults"], *(f"left out: {row}" for row in facts["excluded"])]

@@ -30,11 +30,11 @@ def resolve_places(data: dict[str, Any], base: Path) -> None:
     for task in tasks if isinstance(tasks, list) else []:
         options = task.get("options") if isinstance(task, dict) else None
         if isinstance(options, dict):
-            for key in _path_keys(options):
+            for key in path_keys(options):
                 options[key] = str((base / Path(options[key]).expanduser()).resolve())
 
 
-def _path_keys(options: Mapping[str, Any]) -> list[str]:
+def path_keys(options: Mapping[str, Any]) -> list[str]:
     """Options that name files: ``path`` and whatever ends in ``_path``."""
     return [
         key
@@ -58,7 +58,7 @@ def missing_places(config: Config) -> list[str]:
     """A sentence for each file or folder that ``config`` needs and that is not there."""
     faults = []
     for task in config.tasks:
-        for key in _path_keys(task.options):
+        for key in path_keys(task.options):
             if not Path(task.options[key]).exists():
                 faults.append(f'options.{key} of task "{task.called}" must exist, got {task.options[key]}; correct it')
     for number, pool in enumerate(config.pools):

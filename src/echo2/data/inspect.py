@@ -88,9 +88,13 @@ def gold_turns(task: Task, prompt: Prompt) -> list[Message]:
     return [] if talk is None else talk[len(task.messages(prompt)) :]
 
 
-def check(task: Task, count: int, *, split: Split = "train") -> Check:
+def check(task: Task, count: int, *, split: Split = "train", worker: Task | None = None) -> Check:
     """Look at the first ``count`` prompts: each must be the same when it is made again; as it arrives at a worker, its
-    gold reply must get full marks each time it is scored, and an empty reply must not (single replies only)."""
+    gold reply must get full marks each time it is scored, and an empty reply must not (single replies only).
+
+    worker: the task as another machine makes it, which lacks its files; ``task`` itself where it has none.
+    """
+    worker = worker or task
     size = task.size(split)
     checked = without_gold = 0
     failures: list[tuple[str, str]] = []
@@ -105,7 +109,11 @@ def check(task: Task, count: int, *, split: Split = "train") -> Check:
             without_gold += 1
             continue
         checked += 1
-        if fault := _misjudged(task, arrived, reply, twice=checked <= SCORED_TWICE):
+        early = checked <= SCORED_TWICE
+        fault = _misjudged(worker, arrived, reply, twice=early)
+        if worker is not task and early and not fault:
+            fault = _misread(worker, arrived, task.messages(prompt))
+        if fault:
             failures.append((prompt.prompt_id, fault))
     return Check(checked, without_gold, failures)
 
@@ -118,6 +126,15 @@ def _arrived(prompt: Prompt, again: Prompt) -> Prompt | str:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(prompt), type=Prompt)
     except (TypeError, OverflowError, msgspec.MsgspecError) as error:
         return f"the prompt's content must be plain data that can be sent, got: {error}"
+
+
+def _misread(worker: Task, prompt: Prompt, messages: list[Message]) -> str:
+    """What is wrong with the messages that another machine makes of a prompt."""
+    try:
+        made: object = worker.messages(prompt)
+    except Exception as error:  # people's own code
+        made = f"{type(error).__name__}: {error}"
+    return "" if made == messages else f"messages must follow from the prompt on a machine without files, got {made}"
 
 
 def _misjudged(task: Task, prompt: Prompt, reply: str, *, twice: bool) -> str:

@@ -11,8 +11,10 @@ import inspect
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import PurePath
 from typing import Any
 
+from echo2.config.places import path_keys
 from echo2.config.sections import TaskSection
 from echo2.data.gyms.gym import Gym
 from echo2.data.task import Task
@@ -65,6 +67,9 @@ def load_tasks(sections: Sequence[TaskSection]) -> dict[str, Task]:
 def load_task(section: TaskSection) -> Task:
     """The task that a section describes, ready to give prompts. Raises ConfigError."""
     kind, options = _kind_and_options(section)
+    if issubclass(kind, Gym) and "environment" not in options:
+        name = section.name
+        raise ConfigError(f"{name} is a gym: name an environment, {name}/NAME; echo2 task list {name} names them")
     parameters = inspect.signature(kind).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
     if len(known) == len(parameters):
@@ -81,6 +86,17 @@ def load_task(section: TaskSection) -> Task:
         raise ConfigError(f"task {section.name} must take its options, it raised {_told(error)}") from error
     task.name, task.options = section.called, dict(section.options)
     return task
+
+
+def load_elsewhere(section: TaskSection) -> Task | None:
+    """The task as a worker on another machine makes it, where the files that its options name are not; None where they
+    name none. Raises ConfigError.
+    """
+    keys = path_keys(section.options)
+    if not keys:
+        return None
+    absent = {key: str(PurePath("/on-another-machine", PurePath(section.options[key]).name)) for key in keys}
+    return load_task(section.model_copy(update={"options": {**section.options, **absent}}))
 
 
 def _unknown(task: str, key: str, known: list[str]) -> str:
@@ -130,5 +146,6 @@ def _find(name: str) -> type[Task]:
     except Exception as error:  # whatever a person's file does while it is read
         raise ConfigError(f"task {name} must be importable here: {module_name} raised {_told(error)}") from error
     if not (isinstance(kind, type) and issubclass(kind, Task)):
-        raise ConfigError(f"task {name} must be a subclass of echo2.data.task.Task, got {kind!r}")
+        hint = f"; a game is an option of a task: sandbox with sandbox={name}" if hasattr(kind, "reset") else ""
+        raise ConfigError(f"task {name} must be a subclass of echo2.data.task.Task, got {kind!r}{hint}")
     return kind

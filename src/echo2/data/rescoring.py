@@ -37,7 +37,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def is_verifiable(task: Task) -> bool:
-    """A whole game cannot be judged by its replies alone; a single reply can, unless the task says otherwise."""
+    """Whether rewards are scored again: of single replies, unless the task says otherwise, and not of whole games."""
     return task.verifiable and type(task).rollout is Task.rollout
 
 

@@ -84,10 +84,10 @@ class Task(ABC):
     pass_reward: ClassVar[float | None] = None
     """Reward from which a reply passes, for pass@k; None where there is no such thing."""
 
-    verifiable: ClassVar[bool] = True
-    """Whether a score follows from prompt and reply alone, on every machine: then the coordinator scores a sample of
-    the workers' replies again. False where chance, time or somebody else has a say. An episode of several turns never
-    is."""
+    verifiable: bool = True
+    """Whether a score follows from prompt and replies alone, on every machine; False where chance, time or somebody
+    else has a say. Then the coordinator scores a sample of the workers' replies again, those of single turns, and
+    ``echo2 task check`` plays episodes of several."""
 
     @property
     def metric(self) -> Metric:

@@ -256,14 +256,16 @@ def _rare_collections() -> Iterator[None]:
 
 def _wind_up(loop: VirtualLoop) -> None:
     """Cancel what is left, in order of creation, and let it clean up."""
-    left = _live_tasks(loop)
-    for task in left:
+    for task in _live_tasks(loop):
         task.cancel()
-    if not left:
-        return
     loop.until_s = loop.time() + WIND_UP_S
-    with contextlib.suppress(Deadlock):  # the first error is the one worth telling
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    while left := _live_tasks(loop):
+        try:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        except Deadlock:
+            return  # the first error is the one worth telling
+        except KeyboardInterrupt:
+            pass  # a task group hands on the one that ended the run, and leaves the loop in the middle of the others
 
 
 def _live_tasks(loop: VirtualLoop) -> list[_CountedTask]:

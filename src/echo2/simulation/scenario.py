@@ -216,7 +216,8 @@ def _unknown_table(key: str) -> str:
 
 def _array(model: type[S], name: str, value: Any, faults: list[str], blamed: set[str]) -> tuple[S, ...]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        faults.append(f"{name} must be an array of tables; write [[{name}]] with double brackets")
+        hint = "; a run's own file is no scenario: name it in one as config" if name == "workers" else ""
+        faults.append(f"{name} must be an array of tables; write [[{name}]] with double brackets{hint}")
         blamed.add(name)
         return ()
     return tuple(_table(model, f"{name}.{index}", item, faults, blamed) for index, item in enumerate(value))

@@ -62,6 +62,11 @@ class Opponents:
     def names(self) -> list[str]:
         return list(self._by_name)
 
+    @property
+    def has_models(self) -> bool:
+        """Whether somebody plays whose replies do not follow from the seed."""
+        return any(opponent.model for opponent in self._by_name.values())
+
     def draw(self, seats: int, draw: Random) -> list[str]:
         """[seats] names by weight"""
         return draw.choices(self.names, [opponent.weight for opponent in self._by_name.values()], k=seats)

@@ -6,6 +6,7 @@ again ``retries`` times; after that the turn's default action is taken, so a fau
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -43,14 +44,20 @@ class _Seat:
 
 
 async def play(sandbox: Sandbox, turn: Turn, players: Sequence[Player], retries: int) -> list[tuple[Entry, ...]]:
-    """[seats] entries of a game that was just reset; empty for a seat that never had a turn."""
+    """[seats] entries of a game that was just reset; empty for a seat that never had a turn.
+
+    Raises ValueError for a game whose gains do not sum to zero: its rewards would pay for what nobody lost.
+    """
     seats = [_Seat() for _ in players]
     coming: Turn | None = turn
     while coming is not None:
         seats[coming.seat].settle(sandbox.gain(coming.seat))
         coming = (await _act(sandbox, coming, players[coming.seat], seats[coming.seat], retries)).turn
-    for number, seat in enumerate(seats):
-        seat.settle(sandbox.gain(number))
+    gains = [sandbox.gain(number) for number in range(len(seats))]
+    if not math.isclose(sum(gains), 0.0, abs_tol=1e-6):
+        raise ValueError(f"the gains of a finished game must sum to zero over its seats, got {gains}")
+    for seat, gain in zip(seats, gains, strict=True):
+        seat.settle(gain)
     return [tuple(seat.entries) for seat in seats]
 
 

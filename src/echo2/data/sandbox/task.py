@@ -83,6 +83,7 @@ class SandboxTask(Task):
             raise ConfigError([f"sandbox {sandbox}: {fault}" for fault in faults])
         self._rules = briefing(game, retries)
         self._opponents = Opponents(opponents or list(game.bots), game.bots)
+        self.verifiable = not self._opponents.has_models
         self._normalise, self._retries, self._seed = normalise, retries, seed
         self._teacher = teacher or list(game.bots)[-1]
         self._logs_path, self._logs_together = logs_path, logs_together
