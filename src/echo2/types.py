@@ -115,6 +115,11 @@ class Segment(msgspec.Struct, frozen=True, omit_defaults=True):
         """[L] float32"""
         return None if self.logprobs is None else np.frombuffer(self.logprobs, LOGPROB_DTYPE)
 
+    @property
+    def version_values(self) -> NDArray[np.uint32] | None:
+        """[L] uint32"""
+        return None if self.versions is None else np.frombuffer(self.versions, TOKEN_DTYPE)
+
 
 def pack_tokens(token_ids: Any) -> bytes:
     """[L] integers → packed uint32. Raises OverflowError for a negative or too large id."""
