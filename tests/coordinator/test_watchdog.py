@@ -19,6 +19,10 @@ FINE = Progress(
         ({"learner_attached": False, "learner_s": 11.0}, "no learner has attached for 11 s"),
         ({"published": False, "learner_s": 11.0}, "published version 0"),
         ({"learner_waits": True, "rows_s": 11.0, "workers_active": 0}, "no worker is alive"),
+        (
+            {"learner_waits": True, "rows_s": 11.0, "workers_active": 0, "set_aside": "ada: its log-probs differ"},
+            "no worker is alive; the last one that was set aside is ada: its log-probs differ",
+        ),
         ({"learner_waits": True, "rows_s": 11.0}, "batch 3 has 1 of 4 groups; 2 workers are alive"),
         ({"learner_s": 21.0}, "held a batch for 21 s"),
         ({"learner_s": 61.0, "t_train_s": None}, "held a batch for 61 s"),

@@ -101,6 +101,27 @@ def test_tokens_that_were_not_drawn_as_stated_are_found_although_their_log_probs
     assert f"nats a token {told} than they draw" in audits.take_convicted()["w"]
 
 
+@pytest.mark.parametrize("correct", [0.9, 0.98, 0.02])
+def test_groups_that_were_kept_for_their_signal_convict_no_honest_worker(correct: float) -> None:
+    """Replies of an answer and an end. Of four, some are right and some wrong, or the group is dropped: what is rare
+    is seen too often, so tokens seem less likely than their policy draws them."""
+    random = np.random.default_rng(0)
+    entropy = -correct * math.log(correct) - (1 - correct) * math.log(1 - correct)
+    chosen, told = Audits(TOLERANCE, groups_chosen=True), Audits(TOLERANCE)
+    right = random.random((90_000, 4)) < correct
+    kept = right[right.any(1) & ~right.all(1)][:6000]
+    for group, drawn in enumerate(kept[:, 0]):
+        row = audit(0.001, 2, (math.log(correct if drawn else 1 - correct) + entropy) / 2, group)
+        chosen.add("w", [row])
+        told.add("w", [row])
+    assert not chosen.take_convicted()
+    assert "less likely" in told.take_convicted().get("w", "") or correct == 0.9
+
+
+def test_a_temperature_shows_in_groups_that_were_kept_for_their_signal_too() -> None:
+    assert groups_until_caught(Audits(TOLERANCE, groups_chosen=True), 40, audit(0.001, BLOCK_TOKENS, 0.5)) is not None
+
+
 def test_tokens_of_a_nucleus_say_nothing_of_how_they_were_drawn() -> None:
     audits = Audits(TOLERANCE)
     assert groups_until_caught(audits, 200, audit(0.001, BLOCK_TOKENS, None)) is None

@@ -7,11 +7,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sampled import sampled
+from sampled import REPLY_TOKENS, sampled
 from torch import Tensor
 from trajectories import batch_of, learning_config, saved, some_batch, tiny_qwen3, trajectory
 
@@ -21,7 +22,7 @@ from echo2.data.auditing import Audits
 from echo2.learning.audit import draw
 from echo2.learning.learner import TorchLearner
 from echo2.transport.messages import BatchReply, RowAudit
-from echo2.types import Policy
+from echo2.types import Policy, Segment, Trajectory, pack_logprobs, pack_tokens
 
 ROWS = 24
 
@@ -148,6 +149,135 @@ async def test_right_log_probs_of_tokens_drawn_otherwise_are_found_by_how_likely
     assert caught_after(honest * 50) is None
 
 
+def shifted(told: list[float]) -> list[float]:
+    return [*told[1:], told[0]]
+
+
+def constant(told: list[float]) -> list[float]:
+    return [sum(told) / len(told)] * len(told)
+
+
+def copied(told: list[float]) -> list[float]:
+    return OTHERS[-len(told) :]
+
+
+OTHERS = [-float(gap) for gap in np.random.default_rng(0).exponential(1.5, 64)]
+
+
+@pytest.mark.parametrize("lie", [shifted, constant, copied])
+async def test_forged_log_probs_are_caught_within_a_few_groups(lie: Any, folder: Path, tmp_path: Path) -> None:
+    learner = opened(folder, tmp_path)
+    worker = await published(learner)
+    replies = sampled(worker, [[group % 32, 3, 5] for group in range(ROWS)])
+    forged = [with_logprobs(record, lie(record.segments[1].logprob_values.tolist())) for record in replies]  # type: ignore[union-attr]
+    caught = caught_after(await learner.audit(batch_of({group: [record] for group, record in enumerate(forged)})))
+    assert caught is not None and caught[0] <= 12
+
+
+def with_logprobs(record: Trajectory, told: list[float], **changes: Any) -> Trajectory:
+    asked, reply = record.segments
+    reply = msgspec.structs.replace(reply, logprobs=pack_logprobs(told), **changes)
+    return msgspec.structs.replace(record, segments=(asked, reply))
+
+
+async def test_an_old_groups_rows_under_a_newer_name_are_caught_once_the_policy_has_moved(
+    folder: Path, tmp_path: Path
+) -> None:
+    learner = opened(folder, tmp_path, lr=0.1)
+    before = await published(learner)
+    for step in range(3):
+        await learner.train_step(some_batch(step))
+    await learner.write_snapshot(0)
+    caught = caught_after(await learner.audit(batch_from(before, 3, version=3)))
+    assert caught is not None and caught[0] <= 12
+
+
+def spanning(old: Any, new: Any, told_by: Any = None) -> BatchReply:
+    """Replies that version 0 began and version 1 goes on with from their middle."""
+    prompts = [[group % 32, 3, 5] for group in range(ROWS)]
+    begun = sampled(old, prompts)
+    half = REPLY_TOKENS // 2
+    prompts = [
+        [*prompt, *record.segments[1].tokens[:half].tolist()] for prompt, record in zip(prompts, begun, strict=True)
+    ]
+    ended = sampled(new, prompts, told_by=told_by, seed=2)
+    rows = {}
+    for group, (first, rest) in enumerate(zip(begun, ended, strict=True)):
+        one, other = (record.segments[1].logprob_values for record in (first, rest))
+        assert one is not None and other is not None
+        reply = Segment(
+            pack_tokens([*first.segments[1].tokens[:half].tolist(), *rest.segments[1].tokens.tolist()]),
+            True,
+            pack_logprobs([*one[:half].tolist(), *other.tolist()]),
+            pack_tokens([0] * half + [1] * REPLY_TOKENS),
+        )
+        segments = (first.segments[0], reply)
+        rows[group] = [msgspec.structs.replace(first, segments=segments, policy_max=Policy(0, 1))]
+    return batch_of(rows, 1)
+
+
+async def test_of_a_reply_of_two_versions_each_is_compared_with_its_own(folder: Path, tmp_path: Path) -> None:
+    """A worker that named two versions in every row was compared with neither."""
+    learner = opened(folder, tmp_path, lr=0.1)
+    old = await published(learner)
+    await learner.train_step(some_batch(0))
+    new = await published(learner)
+    honest = spanning(old, new)
+    seen = set()
+    for digest in range(4):  # draws either version
+        audits = await learner.audit(msgspec.structs.replace(honest, digest=str(digest)))
+        assert len(audits) == ROWS and mean(audits) < 1e-5
+        seen |= {audit.tokens for audit in audits}
+        assert caught_after(audits * 50) is None
+    assert seen == {REPLY_TOKENS // 2, REPLY_TOKENS}
+    stranger = tiny_qwen3(seed=1).eval()
+    for lie in (spanning(old, stranger), spanning(old, new, told_by=old)):
+        worst = [caught_after(await learner.audit(msgspec.structs.replace(lie, digest=str(d))) * 2) for d in range(4)]
+        assert min(caught[0] for caught in worst if caught is not None) <= 20
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+async def test_honest_workers_are_never_caught(scale: float, dtype: torch.dtype, folder: Path, tmp_path: Path) -> None:
+    """scale 30: near-deterministic replies. Whole rows, and rows of one token."""
+    sharp = tiny_qwen3()
+    with torch.no_grad():
+        sharp.model.norm.weight.mul_(scale)  # logits that much wider
+    learner = opened(saved(sharp, tmp_path / "sharp"), tmp_path)
+    worker = (await published(learner)).to(dtype)
+    judge = Audits(0.1)
+    for seed in range(2):
+        whole = sampled(worker, [[group % 32, 3, 5] for group in range(ROWS)], seed=seed)
+        rows = {group: [record, first_token(record)] for group, record in enumerate(whole)}
+        audits = await learner.audit(batch_of(rows, 0))
+        assert audits
+        for _ in range(60):
+            for audit in audits:
+                judge.add("w", [audit])
+    assert not judge.take_convicted()
+
+
+def first_token(record: Trajectory) -> Trajectory:
+    told = record.segments[1].logprob_values
+    assert told is not None
+    return with_logprobs(record, told[:1].tolist(), token_ids=pack_tokens(record.segments[1].tokens[:1]))
+
+
+async def test_rows_are_compared_by_a_learner_that_was_started_again_and_in_another_incarnation(
+    folder: Path, tmp_path: Path
+) -> None:
+    learner = opened(folder, tmp_path)
+    worker = await published(learner)
+    await learner.save_checkpoint()
+    again = opened(folder, tmp_path)
+    assert mean(await again.audit(batch_from(worker))) < 1e-5
+    await again.write_snapshot(1)
+    rows = sampled(worker, [[group % 32, 3, 5] for group in range(ROWS)])
+    named = [msgspec.structs.replace(r, policy_min=Policy(1, 0), policy_max=Policy(1, 0)) for r in rows]
+    audits = await again.audit(batch_of({group: [record] for group, record in enumerate(named)}))
+    assert len(audits) == ROWS and mean(audits) < 1e-5
+
+
 async def test_what_cannot_be_compared_is_evidence_of_nothing(folder: Path, tmp_path: Path) -> None:
     learner = opened(folder, tmp_path)
     lone = [-3.0, -3.0]
@@ -198,8 +328,8 @@ def test_a_sample_is_spread_over_the_groups_and_the_same_when_the_step_is_repeat
     (tmp_path / "0.0").mkdir()
     (tmp_path / "0.0" / "model.safetensors").touch()
     batch = some_batch(groups=4)
-    folder, rows = draw(batch, tmp_path, 6)
-    assert folder == tmp_path / "0.0"
+    policy, rows = draw(batch, tmp_path, 6)
+    assert policy == Policy(0, 0)
     assert sorted({row.group_id for row in rows[:4]}) == [0, 1, 2, 3] and len(rows) == 6
     assert draw(deepcopy(batch), tmp_path, 6)[1] == rows
     drawn = {row.index for step in range(20) for row in draw(BatchReply(0, str(step), batch.rows), tmp_path, 4)[1]}
@@ -213,5 +343,5 @@ def test_a_version_with_few_rows_is_drawn_too(tmp_path: Path) -> None:
     groups = {g: [trajectory([1], [2], logprobs=[-1.0], version=int(g == 0))] for g in range(8)}
     rows = batch_of(groups).rows
     drawn = [draw(BatchReply(0, str(at), rows), tmp_path, 8)[0] for at in range(200)]
-    share = np.mean([folder == tmp_path / "0.1" for folder in drawn])
+    share = np.mean([policy == Policy(0, 1) for policy in drawn])
     assert 0.05 < share < 0.25

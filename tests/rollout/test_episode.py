@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from echo2.config.sections import TaskSection
+from echo2.data.admission import Asked, parse_record
 from echo2.data.chat import ByteChat
 from echo2.data.registry import load_task
 from echo2.data.task import Episode, Message, Score, Split, Talk, Task
@@ -152,6 +153,18 @@ async def test_a_span_of_versions_and_missing_logprobs_are_told() -> None:
     assert trajectory.segments[1].versions is not None
     assert trajectory.segments[1].logprobs is None
     assert trajectory.logprob_convention is None
+
+
+async def test_turns_of_different_versions_say_which_sampled_each_token() -> None:
+    """A switch between two turns: each has one version, the record has two."""
+    later = said("hi", policy_min=NEXT, policy_max=NEXT)
+    trajectory = record((await run(StubEngine(said("hi"), later), TwoTurns(), lease(0)))[0])
+    assert (trajectory.policy_min, trajectory.policy_max) == (NOW, NEXT)
+    told = [segment.version_values for segment in trajectory.segments]
+    assert [None if one is None else set(one.tolist()) for one in told] == [None, {NOW.version}, None, {NEXT.version}]
+    leased = lease(0)
+    asked = Asked(leased.sampling.temperature, leased.sampling.top_p)
+    assert parse_record(msgspec.msgpack.encode(trajectory), leased.prompt, asked) == trajectory
 
 
 async def test_a_reply_that_cannot_be_scored_fails_its_own_row_only() -> None:

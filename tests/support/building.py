@@ -38,7 +38,12 @@ def trajectory(
         prompt_id=about.prompt_id,
         segments=(
             Segment(pack_tokens([1, 5, 6]), sampled=False),
-            Segment(pack_tokens(reply), sampled=True, logprobs=pack_logprobs([-0.5] * len(reply))),
+            Segment(
+                pack_tokens(reply),
+                sampled=True,
+                logprobs=pack_logprobs([-0.5] * len(reply)),
+                versions=None if oldest == last else pack_tokens([oldest.version, *[last.version] * (len(reply) - 1)]),
+            ),
         ),
         reward=reward,
         policy_min=oldest,

@@ -107,13 +107,19 @@ class FakeServer:
         """Answers nothing but questions about its health."""
         self.status = 200
         """Of every reply."""
+        self.busy = 0
+        """Replies that are refused with 429 from now on."""
+        self.page = ""
+        """Answers of paths that hold this are a page of words, with status 200."""
+        self.taken_by_others = False
+        """Somebody else gives it weights before each reply."""
         self._ending = asyncio.Event()
 
     def routes(self) -> list[web.RouteDef]:
         raise NotImplementedError
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=1 << 26)
+        app = web.Application(client_max_size=1 << 26, middlewares=[self._paged])
         app.add_routes(self.routes())
         app.on_shutdown.append(self._end)
         paths: dict[str, dict[str, Any]] = {}
@@ -127,6 +133,13 @@ class FakeServer:
         app.router.add_get("/v1/models", self.models)
         return app
 
+    @web.middleware
+    async def _paged(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+        if self.page and self.page in request.path and request.method == "POST":
+            return web.Response(text="<html>hello</html>", content_type="text/html")
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
     async def _end(self, app: web.Application) -> None:
         self._ending.set()
 
@@ -137,6 +150,9 @@ class FakeServer:
     async def reply(self, answer: dict[str, Any]) -> web.Response:
         if self.hangs:
             await self._ending.wait()
+        if self.busy:
+            self.busy -= 1
+            return web.json_response({"error": {"message": "busy"}}, status=429)
         if self.status != 200:
             return web.json_response({"error": {"message": "it fails"}}, status=self.status)
         return web.json_response(self.alter(answer))
@@ -149,8 +165,16 @@ class FakeServer:
 class FakeVllm(FakeServer):
     """generate, weights: whether it offers token-in/token-out, and routes that take weights."""
 
-    def __init__(self, backend: Backend, *, generate: bool = True, weights: bool = True, spans: bool = True) -> None:
-        super().__init__(backend)
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        generate: bool = True,
+        weights: bool = True,
+        spans: bool = True,
+        model: str = "base",
+    ) -> None:
+        super().__init__(backend, model)
         self._generate, self._weights, self._spans = generate, weights, spans
         self.paused = False
         self.mode = "processed_logprobs"
@@ -193,6 +217,8 @@ class FakeVllm(FakeServer):
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.backend.seen.append(body)
+        if self.taken_by_others:
+            self.label = "somebody's"
         label = self.label
         sampled = await self._sampled(body["token_ids"], {**body["sampling_params"], "model": body["model"]})
         if isinstance(sampled, web.Response):
@@ -322,7 +348,6 @@ class FakeParallax(FakeServer):
         self.refits: list[dict[str, Any]] = []
         self.looks_until_taken = 2
         self.taken = 0.0
-        self.busy = 0
         self.text = "Hello."
 
     def routes(self) -> list[web.RouteDef]:
@@ -335,9 +360,6 @@ class FakeParallax(FakeServer):
     async def chat(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.backend.seen.append(body)
-        if self.busy:
-            self.busy -= 1
-            return web.json_response({"error": {"message": "All pipelines are busy"}}, status=429)
         choice = {"index": 0, "message": {"role": "assistant", "content": self.text}, "finish_reason": "stop"}
         return await self.reply({"id": "1", "object": "chat.completion", "model": body["model"], "choices": [choice]})
 

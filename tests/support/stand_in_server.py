@@ -3,7 +3,8 @@
     python stand_in_server.py [--child FILE] [--dies-at N FILE] [--fails WORDS] … vLLM's own arguments
 
 Replies follow from prompt, seed and the weights file. ``--child`` starts a process of its own in a session of its own,
-whose pid goes to FILE. With ``--dies-at`` the N-th reply ends the program, once: FILE remembers it.
+whose pid goes to FILE. With ``--dies-at`` the N-th reply ends the program, once: FILE remembers it. With
+``--always-dies`` every reply does, unless FILE is there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from aiohttp import web
 
 def main() -> None:
     parser = ArgumentParser()
-    for name in ("--model", "--served-model-name", "--host", "--port", "--dtype", "--child", "--fails"):
+    for name in (
+        "--model",
+        "--served-model-name",
+        "--host",
+        "--port",
+        "--dtype",
+        "--child",
+        "--fails",
+        "--always-dies",
+    ):
         parser.add_argument(name)
     parser.add_argument("--dies-at", nargs=2)
     parser.add_argument("--hangs", action="store_true")
@@ -43,6 +53,8 @@ def main() -> None:
         count += 1
         if known.dies_at and count == int(known.dies_at[0]) and not Path(known.dies_at[1]).exists():
             Path(known.dies_at[1]).touch()
+            os._exit(9)
+        if known.always_dies and not Path(known.always_dies).exists():
             os._exit(9)
         body = await request.json()
         if request.headers.get("Authorization") != f"Bearer {os.environ['VLLM_API_KEY']}":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -351,6 +352,61 @@ def test_a_worker_whose_engine_is_unwell_takes_no_lease_until_it_is_well() -> No
     assert len(done.desk.submitted) >= 6
     states = {beat.state for beat in done.desk.of(Heartbeat) if isinstance(beat, Heartbeat)}
     assert "waiting: the server is starting again" in states
+
+
+class Mended(ScriptedEngine):
+    """Unwell after its third group, until the third try to mend it; nobody publishes anything meanwhile."""
+
+    groups = tries = 0
+    ill: str | None = None
+
+    @property
+    def fault(self) -> str | None:
+        return self.ill
+
+    async def mend(self) -> None:
+        self.tries += 1
+        if self.tries < 3:
+            raise EngineError("no such device")
+        self.ill = None
+
+    async def generate(self, token_ids: Any, sampling: Any, n: int, heard: Any = None) -> Any:
+        self.groups += 1
+        if self.groups == 3:
+            self.ill = "the server must run: it ended with exit code 9"
+        return await super().generate(token_ids, sampling, n, heard)
+
+
+def test_a_worker_whose_engine_has_a_fault_mends_it_and_goes_on() -> None:
+    async def main() -> Setting:
+        setting = Setting()
+        setting.engine.__class__ = Mended
+        await setting.run()
+        return setting
+
+    done = run_virtual(main())
+    assert done.engine.tries == 3  # type: ignore[attr-defined]
+    assert [event["error"] for event in done.events.kinds("engine_not_mended")] == ["no such device"] * 2
+    assert len(done.desk.submitted) > 3
+
+
+class Broken(ScriptedEngine):
+    """Fails at once, whatever it is asked, and knows of no fault: a GPU that fell off the bus."""
+
+    async def generate(self, token_ids: Any, sampling: Any, n: int, heard: Any = None) -> Any:
+        raise EngineError("unspecified launch failure")
+
+
+def test_a_machine_on_which_nothing_succeeds_does_not_run_through_the_prompts() -> None:
+    async def main() -> Setting:
+        setting = Setting()
+        setting.engine.__class__ = Broken
+        await setting.run()
+        return setting
+
+    done = run_virtual(main())
+    assert 3 <= len(done.desk.submitted) <= 12
+    assert {row.status for group in done.desk.submitted for row in group.rows} == {RowStatus.ERROR}
 
 
 def test_a_failed_load_keeps_the_old_policy_and_is_tried_again() -> None:

@@ -22,6 +22,7 @@ from echo2.coordinator.operations import EvalPut, Loaded, Operation, RunPut
 from echo2.coordinator.outcasts import Outcasts
 from echo2.coordinator.publishing import Publishing
 from echo2.coordinator.scoreboard import Scoreboard
+from echo2.data.admission import Asked
 from echo2.data.auditing import Audits
 from echo2.data.buffer import Buffer, BufferRules
 from echo2.data.cursor import PromptCursor
@@ -59,7 +60,7 @@ class Books:
         self.outcasts = Outcasts(loaded.outcasts)
         self.state.secret = self.state.secret or ids.new("secret")
         self.docket = Docket(prompts.tasks, config.coordinator.rescored_share, self.state.secret)
-        self.audits = Audits(config.coordinator.logprob_tolerance)
+        self.audits = Audits(config.coordinator.logprob_tolerance, groups_chosen=config.buffer.drop_zero_variance)
         self.evaluation: Evaluation | None = None
         self.bill = Ledger(settled_usd=self.state.cost_usd, told_usd=self.state.cost_usd)
         self.learner_waits = False
@@ -205,7 +206,8 @@ class Books:
         if self.state.current is None:
             return "waiting for version 0"
         if not self.fleet.active_count:
-            return "waiting for workers"
+            gone = len(self.outcasts)
+            return f"waiting for workers ({gone} set aside)" if gone else "waiting for workers"
         return "waiting for trajectories" if self.learner_waits else "training"
 
 
@@ -221,4 +223,5 @@ def _rules(config: Config) -> BufferRules:
         order=config.buffer.order,
         drop_zero_variance=config.buffer.drop_zero_variance,
         max_zero_variance_drops=config.buffer.max_zero_variance_drops,
+        asked=Asked(config.rollout.temperature, config.rollout.top_p),
     )

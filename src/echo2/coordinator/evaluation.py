@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from echo2.data.admission import parse_record
+from echo2.data.admission import Asked, parse_record
 from echo2.transport.messages import RowSubmission
 from echo2.types import Policy, Prompt, Trajectory, Verdict
 
@@ -48,12 +48,14 @@ class EvalLease(msgspec.Struct, frozen=True):
 class Evaluation:
     """One evaluation, from its trigger to its line."""
 
-    def __init__(self, step: int, prompts: Sequence[Prompt], samples: int) -> None:
+    def __init__(self, step: int, prompts: Sequence[Prompt], samples: int, asked: Asked = Asked()) -> None:  # noqa: B008
+        """asked: how leases ask for tokens to be drawn."""
         self.step = step
         self.policy: Policy | None = None
         """Pinned to the first version published after the trigger."""
         self.prompts = list(prompts)
         self.samples = samples
+        self._asked = asked
         self.waiting = list(range(len(prompts)))[::-1]
         self.leased: dict[str, EvalLease] = {}
         self.scores: dict[int, list[Trajectory]] = {}
@@ -103,10 +105,11 @@ class Evaluation:
         self._scored_by[number] = worker_id
         verdicts = []
         for row in rows[: self.samples]:
-            parsed = "failed" if row.status.is_failure else parse_record(bytes(row.record), self.prompts[number])
+            failed, record = row.status.is_failure, bytes(row.record)
+            parsed = "failed" if failed else parse_record(record, self.prompts[number], self._asked)
             if isinstance(parsed, str):
                 self.failed += 1
-                verdicts.append(Verdict.FAILED if row.status.is_failure else Verdict.MALFORMED)
+                verdicts.append(Verdict.FAILED if failed else Verdict.MALFORMED)
             elif parsed.policy_min != self.policy or parsed.policy_max != self.policy:
                 verdicts.append(Verdict.STALE)
             else:

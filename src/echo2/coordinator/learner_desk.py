@@ -174,7 +174,8 @@ class LearnerDesk:
     def _evaluate_when_due(self, step: int) -> None:
         books, plan = self.books, self.books.config.eval
         if plan.every_steps and (step + 1) % plan.every_steps == 0 and books.evaluation is None:
-            books.evaluation = Evaluation(step, books.prompts.eval_prompts(plan.prompts), plan.samples)
+            prompts, asked = books.prompts.eval_prompts(plan.prompts), books.buffer.rules.asked
+            books.evaluation = Evaluation(step, prompts, plan.samples, asked)
 
     # ---- checkpoints and snapshots ------------------------------------------------------------------------------
 

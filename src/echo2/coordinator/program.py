@@ -248,6 +248,7 @@ class Coordinator:
             workers_active=books.fleet.active_count,
             batch=self.hall.learner.lacking() + (BARREN if self.hall.workers.fruitless else ""),
             t_train_s=books.scoreboard.t_train_s,
+            set_aside=next(reversed(books.outcasts.told().values()), ""),
         )
         sentence = starved(progress, self.config.coordinator.stall_s)
         if sentence is not None:

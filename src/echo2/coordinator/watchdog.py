@@ -31,6 +31,8 @@ class Progress(msgspec.Struct, frozen=True):
     batch: str
     """What the learner's next batch lacks."""
     t_train_s: float | None
+    set_aside: str = ""
+    """Name and reason of the last worker that was set aside; empty where none was."""
 
 
 def starved(progress: Progress, stall_s: float) -> str | None:
@@ -44,6 +46,8 @@ def starved(progress: Progress, stall_s: float) -> str | None:
         if progress.rows_s <= stall_s:
             return None
         who = "no worker is alive" if not progress.workers_active else f"{progress.workers_active} workers are alive"
+        if progress.set_aside and not progress.workers_active:
+            who += f"; the last one that was set aside is {progress.set_aside}"
         return (
             f"no trajectory was accepted for {progress.rows_s:.0f} s while the learner waits: {progress.batch}; {who}"
         )

@@ -1,7 +1,9 @@
 """Is a submitted record what it must be? Checked before it costs more than its own bytes.
 
-Invariant (I8, I9): an admitted record has, for every sampled token, an id and, where it has any, a log-prob and a
-version; its reward is a finite number; and it is about the prompt that was leased.
+Invariant (I8, I9): an admitted record has, for every sampled token, an id and, where it has any, a log-prob; where
+several versions sampled it, it says which sampled each token; its reward is a finite number; and it is about the prompt
+that was leased, drawn as the lease asked. What a record says of its own sampling is not believed: a worker that could
+choose it would choose what its log-probs are compared with.
 """
 
 from __future__ import annotations
@@ -12,13 +14,18 @@ from echo2.types import Prompt, Segment, Trajectory
 
 MAX_REWARD = 1e9
 """Sums over a batch, and squares in float32, stay finite."""
-TEMPERATURES = (1e-6, 1e6)
-"""Logits are divided by it: beyond, they overflow or vanish."""
 
 _decoder = msgspec.msgpack.Decoder(Trajectory)
 
 
-def parse_record(raw: bytes, prompt: Prompt) -> Trajectory | str:
+class Asked(msgspec.Struct, frozen=True):
+    """How the run's leases ask for tokens to be drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+def parse_record(raw: bytes, prompt: Prompt, asked: Asked = Asked()) -> Trajectory | str:  # noqa: B008 - immutable
     """The trajectory, or the fault that makes it malformed."""
     try:
         trajectory = _decoder.decode(raw)
@@ -26,24 +33,27 @@ def parse_record(raw: bytes, prompt: Prompt) -> Trajectory | str:
         return f"not a trajectory: {error}"
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
         return f"not a trajectory: {type(error).__name__}"
-    return fault(trajectory, prompt) or trajectory
+    return fault(trajectory, prompt, asked) or trajectory
 
 
-def fault(trajectory: Trajectory, prompt: Prompt) -> str | None:
+def fault(trajectory: Trajectory, prompt: Prompt, asked: Asked) -> str | None:
     """What is wrong with a trajectory for ``prompt``; None when nothing is."""
     if (trajectory.task, trajectory.prompt_id) != (prompt.task, prompt.prompt_id):
         leased = f"{prompt.task}/{prompt.prompt_id}"
         return f"record is about {trajectory.task}/{trajectory.prompt_id}, the lease about {leased}"
     if not abs(trajectory.reward) <= MAX_REWARD:
         return f"reward must be in [-{MAX_REWARD:g}, {MAX_REWARD:g}], got {trajectory.reward}"
-    coldest, hottest = TEMPERATURES
-    if not (coldest <= trajectory.temperature <= hottest and 0 < trajectory.top_p <= 1):
-        return f"temperature must be in [{coldest:g}, {hottest:g}] and top_p in (0, 1]"
+    if (trajectory.temperature, trajectory.top_p) != (asked.temperature, asked.top_p):
+        said = f"temperature {trajectory.temperature:g} and top_p {trajectory.top_p:g}"
+        return f"the lease asks for temperature {asked.temperature:g} and top_p {asked.top_p:g}, the record has {said}"
     if trajectory.policy_min > trajectory.policy_max:
         return f"policy span {trajectory.policy_min}..{trajectory.policy_max} is reversed"
     if trajectory.sampled_tokens == 0:
         return "no token was sampled by the policy"
-    return next((found for segment in trajectory.segments if (found := _segment_fault(segment))), None)
+    for segment in trajectory.segments:
+        if found := _segment_fault(segment) or _version_fault(segment, trajectory):
+            return found
+    return None
 
 
 def _segment_fault(segment: Segment) -> str | None:
@@ -56,4 +66,17 @@ def _segment_fault(segment: Segment) -> str | None:
     values = segment.logprob_values
     if values is not None and count and not values.max() <= 1e-3:  # NaN is not, either
         return "log-probs must be at most 0 and not NaN"
+    return None
+
+
+def _version_fault(segment: Segment, trajectory: Trajectory) -> str | None:
+    oldest, newest = trajectory.policy_min, trajectory.policy_max
+    versions = segment.version_values
+    if versions is None:
+        return "tokens of several versions must say which" if segment.sampled and oldest != newest else None
+    # Across a rollback a version says nothing of its incarnation.
+    if oldest.incarnation == newest.incarnation and len(versions):
+        first, last = int(versions.min()), int(versions.max())
+        if not oldest.version <= first <= last <= newest.version:
+            return f"tokens of versions {first} to {last} in a record of {oldest} to {newest}"
     return None

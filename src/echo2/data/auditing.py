@@ -17,6 +17,10 @@ noise is as large as the tolerance; at half of it, a group takes two fifths of t
   0 for tokens that were drawn from it. It is positive for a lower temperature, top-k or greedy choice and negative for
   other weights, also when the reported log-probs are right. The tolerance covers what the choice of rows does to it
   (replies that took too long never come). At the default tolerance thirty blocks are the least that convict.
+
+Where groups without signal are dropped, the rows that are left were chosen by their rewards: of a policy that nearly
+always succeeds they show the failures, which are less likely tokens by more than any tolerance. There *unlikelier* is
+not asked; *likelier* is, because such a choice favours what is rare.
 """
 
 from __future__ import annotations
@@ -64,6 +68,8 @@ class Standing:
     """What is known of one worker."""
 
     tolerance: float
+    groups_chosen: bool = False
+    """Only groups with different rewards are seen."""
     groups: int = 0
     bins: list[int] = field(default_factory=lambda: [0] * (len(AUDIT_EDGES_NATS) + 1))
     total: float = 0.0
@@ -111,7 +117,8 @@ class Standing:
         mean = self._block / self._block_tokens
         self._block, self._block_tokens = 0.0, 0
         seen = 0.5 + min(max(mean / MOST_EXCESS_NATS, -1.0), 1.0) / 2
-        likelier, unlikelier = self._likelier.bet(seen), self._unlikelier.bet(1.0 - seen)
+        likelier = self._likelier.bet(seen)
+        unlikelier = not self.groups_chosen and self._unlikelier.bet(1.0 - seen)
         if not (likelier or unlikelier):
             return ""
         off = self.excess / max(self.excess_tokens, 1)
@@ -148,15 +155,16 @@ class Standing:
 class Audits:
     """The standings of all workers, in this life of the coordinator: what a worker did before is soon seen again."""
 
-    def __init__(self, tolerance: float) -> None:
-        """tolerance: nats per token; 0 convicts nobody."""
+    def __init__(self, tolerance: float, *, groups_chosen: bool = False) -> None:
+        """tolerance: nats per token; 0 convicts nobody.  groups_chosen: groups without signal are dropped."""
         self._tolerance = tolerance
+        self._groups_chosen = groups_chosen
         self._standings: dict[str, Standing] = {}
         self._convicted: dict[str, str] = {}
 
     def add(self, worker_id: str, audits: Sequence[RowAudit]) -> None:
         """Of rows of one group."""
-        standing = self._standings.setdefault(worker_id, Standing(self._tolerance))
+        standing = self._standings.setdefault(worker_id, Standing(self._tolerance, self._groups_chosen))
         if reason := standing.add(audits):
             self._convicted.setdefault(worker_id, reason)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from blake3 import blake3
 
-from echo2.data.admission import parse_record
+from echo2.data.admission import Asked, parse_record
 from echo2.data.groups import Batch, BatchesDropped, BatchPut, Group, GroupState, Lease, RecordsDropped, Row, RowKey
 from echo2.data.ledger import Ledger, version_of
 from echo2.transport.messages import RowSubmission
@@ -48,6 +48,8 @@ class BufferRules(msgspec.Struct, frozen=True):
     """Refuse groups whose rewards are all equal, as a whole, when they close."""
     max_zero_variance_drops: int = 0
     """Per batch, so that a solved task cannot stall the run."""
+    asked: Asked = Asked()
+    """How leases ask for tokens to be drawn."""
 
 
 class Buffer(Ledger):
@@ -127,7 +129,7 @@ class Buffer(Ledger):
             verdict = Verdict.FAILED
         elif not group.state.is_live or submission.index not in missing:
             verdict = Verdict.DUPLICATE
-        elif isinstance(parsed := parse_record(record, group.prompt), str):
+        elif isinstance(parsed := parse_record(record, group.prompt, self.rules.asked), str):
             verdict = Verdict.MALFORMED
         else:
             trajectory, verdict = parsed, self._admit(parsed)

@@ -2,7 +2,8 @@
 
 Invariant: an audit changes nothing. The snapshot's tensors stand in for the weights while no step runs, in memory that
 the gradients take a moment later, and the weights themselves are never written. What cannot be compared (no snapshot of
-that version here, several versions in one row, no log-probs, numbers that are not finite) is evidence of nothing.
+that version here, versions of two incarnations in one row, no log-probs, numbers that are not finite) is evidence of
+nothing. Of a row of several versions the tokens of one are compared, after all that was before them.
 
 The snapshot on disk is what workers install, bit for bit, so what remains is rounding: a row's staleness plays no part.
 Which rows are looked at follows from the digest of the whole batch, which no worker knows when it submits; a repeated
@@ -33,7 +34,7 @@ from echo2.learning.packing import pack
 from echo2.learning.policy_model import PolicyModel
 from echo2.transport.messages import AUDIT_EDGES_NATS, BatchReply, BatchRow, RowAudit
 from echo2.transport.partial import OBJECT_NAME, folder_name
-from echo2.types import LOGPROBS_FULL_VOCAB_AT_TEMPERATURE, Policy
+from echo2.types import LOGPROBS_FULL_VOCAB_AT_TEMPERATURE, Policy, Segment
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +47,31 @@ class _Named(msgspec.Struct):
 
     policy_min: Policy
     policy_max: Policy
+    segments: tuple[Segment, ...]
     logprob_convention: str | None = None
+
+    @property
+    def policies(self) -> set[Policy]:
+        """Those that sampled some token; none where that cannot be told."""
+        if self.policy_min == self.policy_max:
+            return {self.policy_min}
+        if self.policy_min.incarnation != self.policy_max.incarnation:
+            return set()
+        told = [segment.version_values for segment in self.segments if segment.sampled]
+        if not told or any(versions is None for versions in told):
+            return set()
+        versions = np.unique(np.concatenate([versions for versions in told if versions is not None]))
+        return {Policy(self.policy_min.incarnation, version) for version in versions.tolist()}
+
+    def sampled_by(self, policy: Policy) -> NDArray[np.bool_]:
+        """[L] over the record's tokens"""
+        parts = [
+            np.full(len(segment.tokens), segment.sampled and self.policy_min == policy)
+            if segment.version_values is None
+            else segment.version_values == policy.version
+            for segment in self.segments
+        ]
+        return np.concatenate(parts)
 
 
 class Auditor:
@@ -58,14 +83,14 @@ class Auditor:
         self._rules = replace(rules, overlong="train", zero_variance="keep", max_age_steps=None)
 
     def audit(self, reply: BatchReply) -> tuple[RowAudit, ...]:
-        """Of a sample of the batch's rows, all of one version. Blocking; never beside a step."""
-        version, sample = draw(reply, self._snapshots, self._rows)
+        """Of a sample of the batch's rows, each as far as one version sampled it. Blocking; never beside a step."""
+        policy, sample = draw(reply, self._snapshots, self._rows)
         rows = [(row, made) for row in sample if (made := self._comparable(reply, row)) is not None]
-        if version is None or not rows:
+        if policy is None or not rows:
             return ()
         try:
-            with standing_in(self._policy, version):
-                return tuple(found for row, made in rows if (found := self._compare(row, made)) is not None)
+            with standing_in(self._policy, self._snapshots / folder_name(policy)):
+                return tuple(found for row, made in rows if (found := self._compare(row, made, policy)) is not None)
         except (OSError, SafetensorError, IntegrityError, torch.OutOfMemoryError) as error:
             LOG.warning("step %d: log-probs were not compared: %s", reply.step, error)
             return ()
@@ -75,16 +100,18 @@ class Auditor:
         return rows[0] if rows and rows[0].targets and rows[0].behaviour is not None else None
 
     @torch.no_grad()
-    def _compare(self, row: BatchRow, made: TrainingRow) -> RowAudit | None:
+    def _compare(self, row: BatchRow, made: TrainingRow, policy: Policy) -> RowAudit | None:
         assert made.behaviour is not None, "only rows with log-probs are compared"
         (micro,) = pack([made], budget=len(made.tokens), share_prefixes=False)
         logp, entropy = (
             values.double().cpu().numpy() for values in self._policy.logprobs(micro.to(self._policy.device))
         )
-        if not (np.isfinite(logp).all() and np.isfinite(entropy).all()):
+        its = msgspec.msgpack.decode(row.record, type=_Named).sampled_by(policy)[made.loss]
+        logp, entropy, told = logp[its], entropy[its], made.behaviour[made.loss][its]
+        if not len(logp) or not (np.isfinite(logp).all() and np.isfinite(entropy).all()):
             return None
         excess = None if made.nucleus else float(np.maximum(logp + entropy, -MOST_NATS).sum())
-        return row_audit(row, logp, made.behaviour[made.loss], excess)
+        return row_audit(row, logp, told, excess)
 
 
 def row_audit(row: BatchRow, ours: NDArray[np.float64], theirs: NDArray[np.float32], excess: float | None) -> RowAudit:
@@ -94,8 +121,8 @@ def row_audit(row: BatchRow, ours: NDArray[np.float64], theirs: NDArray[np.float
     return RowAudit(row.group_id, row.index, tuple(bins.tolist()), float(gaps.sum()), float(gaps.max()), excess)
 
 
-def draw(reply: BatchReply, snapshots: Path, most: int) -> tuple[Path | None, Sequence[BatchRow]]:
-    """The folder of a version that lies here, and at most so many rows of it, spread over as many groups as there are.
+def draw(reply: BatchReply, snapshots: Path, most: int) -> tuple[Policy | None, Sequence[BatchRow]]:
+    """A version whose snapshot lies here, and at most so many rows with tokens of it, of as many groups as there are.
 
     A version is drawn as often as it has rows, so nobody escapes by naming one that others have left.
     """
@@ -104,8 +131,8 @@ def draw(reply: BatchReply, snapshots: Path, most: int) -> tuple[Path | None, Se
     if most:
         for row in reply.rows:
             named = msgspec.msgpack.decode(row.record, type=_Named)
-            if named.policy_min == named.policy_max and named.logprob_convention == LOGPROBS_FULL_VOCAB_AT_TEMPERATURE:
-                found.append((named.policy_min, row))
+            if named.logprob_convention == LOGPROBS_FULL_VOCAB_AT_TEMPERATURE:
+                found += [(policy, row) for policy in sorted(named.policies)]
     here = {policy for policy, _ in found if (snapshots / folder_name(policy) / OBJECT_NAME).is_file()}
     found = [(policy, row) for policy, row in found if policy in here]
     if not found:
@@ -116,7 +143,7 @@ def draw(reply: BatchReply, snapshots: Path, most: int) -> tuple[Path | None, Se
         if policy == chosen:
             groups.setdefault(row.group_id, []).append(row)
     turns = zip_longest(*groups.values())
-    return snapshots / folder_name(chosen), [row for turn in turns for row in turn if row is not None][:most]
+    return chosen, [row for turn in turns for row in turn if row is not None][:most]
 
 
 @contextmanager

@@ -80,6 +80,10 @@ class Engine(Protocol):
         """Why it cannot generate for now, in one sentence; None when it can. Cheap, and never raises."""
         ...
 
+    async def mend(self) -> None:
+        """Try once to be rid of the ``fault``, with the installed policy serving. Raises EngineError."""
+        ...
+
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, n: int, heard: Heard | None = None
     ) -> list[Completion]:

@@ -236,14 +236,16 @@ def _record(
     reward = float(episode.score.reward)
     if not math.isfinite(reward):
         raise ValueError(f"a reward must be finite, got {reward}")
+    oldest = min(completion.policy_min for completion in talk.completions)
+    newest = max(completion.policy_max for completion in talk.completions)
     has_logprobs = all(completion.logprobs is not None for completion in talk.completions)
     return Trajectory(
         task=lease.prompt.task,
         prompt_id=lease.prompt.prompt_id,
-        segments=tuple(talk.segments),
+        segments=tuple(talk.segments) if oldest == newest else _versioned(talk.segments, talk.completions),
         reward=reward,
-        policy_min=min(completion.policy_min for completion in talk.completions),
-        policy_max=max(completion.policy_max for completion in talk.completions),
+        policy_min=oldest,
+        policy_max=newest,
         finish_reason=talk.completions[-1].finish_reason,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -267,6 +269,19 @@ def _sampled_segment(completion: Completion) -> Segment:
         logprobs=None if completion.logprobs is None else pack_logprobs(completion.logprobs),
         versions=None if completion.versions is None else pack_tokens(completion.versions),
     )
+
+
+def _versioned(segments: Sequence[Segment], completions: Sequence[Completion]) -> tuple[Segment, ...]:
+    """Turns of different versions: each says its own, also where one version sampled the whole turn."""
+    said, found = iter(completions), []
+    for segment in segments:
+        if segment.sampled:
+            completion = next(said)
+            if segment.versions is None:
+                versions = [completion.policy_min.version] * len(completion.token_ids)
+                segment = msgspec.structs.replace(segment, versions=pack_tokens(versions))
+        found.append(segment)
+    return tuple(found)
 
 
 def _conversation_seed(seed: int, position: int) -> int:

@@ -24,7 +24,7 @@ import msgspec
 
 from echo2.data.chat import ChatFormat
 from echo2.data.task import Task
-from echo2.errors import Refused, Starved, TransportError, Unauthorised, first_cause
+from echo2.errors import EngineError, Refused, Starved, TransportError, Unauthorised, first_cause
 from echo2.ports import Clock, EventLog, SnapshotSource, SnapshotStock, Spool, Transport
 from echo2.rollout.engine import Engine
 from echo2.rollout.episode import Judged, judged_here, run_group
@@ -112,6 +112,7 @@ class Worker:
         self._running: dict[str, Recall] = {}
         self._tokens = 0
         self._activity = ""
+        self._mending = False
         self.phase = Phase.GREETING
 
     def drain(self, reason: str) -> None:
@@ -186,14 +187,15 @@ class Worker:
     async def _lane(self) -> None:
         # No deadline of its own: the installs loop bounds every try and the line bounds the coordinator's silence.
         await self._drain.within(None, "a first policy", self._first_install.wait())
-        backoff = Backoff(self._jitter)
+        backoff, ailing = Backoff(self._jitter), Backoff(self._jitter)
         while not self._drain.called:
             installed = self._engine.installed
             assert installed is not None, "a lane runs only after the first install"
             if (fault := self._engine.fault) is not None:  # a lease taken now would only fail
                 self._events.emit("engine_unwell", error=fault)
                 self._activity = f"waiting: {fault}"
-                await self._drain.pause(backoff.next_s())
+                await self._drain.pause(ailing.next_s())
+                await self._mend()
                 continue
             asked_s = self._clock.monotonic()
             ask = self._line.call(RequestLease(installed, self._options.poll_s), LeaseGrant, LeaseWait)
@@ -208,21 +210,38 @@ class Worker:
                 continue
             backoff.reset()
             if isinstance(reply, LeaseGrant):
-                await self._serve(reply)
+                if await self._serve(reply):
+                    ailing.reset()
+                else:  # a machine on which nothing succeeds must not run through the prompts
+                    await self._drain.pause(ailing.next_s())
             elif isinstance(reply, LeaseWait):
                 self._activity = f"waiting: {reply.reason}"
                 await space_out(asked_s, self._clock, self._drain)
 
-    async def _serve(self, lease: LeaseGrant) -> None:
+    async def _mend(self) -> None:
+        """One lane at a time has the engine try; the others look again later."""
+        if self._mending:
+            return
+        self._mending = True
+        try:
+            await self._drain.within(None, "the engine", self._engine.mend())
+        except EngineError as error:
+            self._events.emit("engine_not_mended", error=str(error))
+        finally:
+            self._mending = False
+
+    async def _serve(self, lease: LeaseGrant) -> bool:
+        """Whether some row of it ended otherwise than in an error."""
         self._activity = "generating"
         recall = self._running[lease.lease_id] = Recall()
         try:
             rows = await self._generate(lease, recall)
             if rows is None:
                 self._events.emit("lease_revoked", lease=lease.lease_id)
-                return
+                return True
             group = SubmitGroup(lease.lease_id, lease.group_id, lease.attempt, rows)
             await self._outbox.send(group)
+            return any(row.status is not RowStatus.ERROR for row in rows)
         finally:
             del self._running[lease.lease_id]
 

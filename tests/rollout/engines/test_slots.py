@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo2.rollout.engines.slots import GROWTH, OWN_BLOCK_ROWS, Slots, compacted
@@ -48,8 +48,12 @@ def grow(slots: Slots, plain: Plain, window: int | None) -> None:
     slots.close()
 
 
+def states_of(length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.randn(1, HEADS, length, SIZE), torch.randn(1, HEADS, length, SIZE)) for _ in range(LAYERS)]
+
+
 def place(slots: Slots, plain: Plain, length: int, copies: int) -> None:
-    states = [(torch.randn(1, HEADS, length, SIZE), torch.randn(1, HEADS, length, SIZE)) for _ in range(LAYERS)]
+    states = states_of(length)
     whole = (torch.cat([keys for keys, _ in states]), torch.cat([values for _, values in states]))
     rows = plain.rows + [whole] * copies
     plain.rows = [rows[row] for row in slots.place(states, copies)]
@@ -81,6 +85,30 @@ def test_rows_outgrow_their_buffers() -> None:
     place(slots, plain, 5, 1)
     for _ in range(GROWTH + 2):
         grow(slots, plain, None)
+
+
+def test_rows_that_ended_give_their_memory_back_though_one_goes_on() -> None:
+    slots = Slots(LAYERS, torch.device("cpu"))
+    slots.place(states_of(10), 1)
+    single = slots.nbytes
+    slots.remove([0])
+    for number in range(6):
+        slots.place(states_of(10), 64)
+        slots.remove(range(number, number + 63))
+    assert (slots.rows, slots.nbytes) == (6, 6 * single)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.integers(1, 99), st.sampled_from([1, 2, 9, 40]), st.randoms()), max_size=5))
+def test_free_places_are_no_more_than_the_rows(story: list) -> None:  # type: ignore[type-arg]
+    slots = Slots(LAYERS, torch.device("cpu"))
+    for length, copies, random in story:
+        slots.place(states_of(length), copies)
+        for block in slots.blocks:
+            assert block._capacity < 2 * block.rows
+        slots.remove([row for row in range(slots.rows) if random.random() < 0.6])
+        for block in slots.blocks:
+            assert block._capacity < 2 * block.rows
 
 
 def test_a_group_is_a_block_without_a_mask_and_single_rows_of_one_length_share_one() -> None:

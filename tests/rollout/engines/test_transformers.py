@@ -15,6 +15,7 @@ from tiny_models import reference_logprobs as reference
 from echo2.errors import EngineError, UserError
 from echo2.rollout.engine import ActivationMode, Completion
 from echo2.rollout.engines.reading import SlotReader, WholeReader
+from echo2.rollout.engines.slots import GROWTH
 from echo2.rollout.engines.transformers import TransformersEngine, usable_cores
 from echo2.types import FinishReason, Policy, Sampling
 
@@ -191,7 +192,7 @@ async def test_with_little_memory_rows_wait_for_places_and_get_the_same_tokens(t
     stops = tuple(range(0, 64, 6))
     async with serving(tiny) as engine:
         free = [await engine.generate([number, 2, 3], sampling(stop_token_ids=stops), 5) for number in range(3)]
-        engine._batch._states_bytes = 3 * engine._batch._reader.bytes_per_token * 13
+        engine._batch._states_bytes = 3 * engine._batch._reader.bytes_per_token * (13 + GROWTH)
         most = 0
         step = engine._batch.step
 

@@ -80,7 +80,10 @@ class DecodeBatch:
     """The rows that are growing now: ``_rows[b]``, row b of the table and row b of the reader are the same."""
 
     def __init__(self, reader: Reader, table: RowTable, states_bytes: int) -> None:
-        """states_bytes: what all rows' states may take together; one row is always let in."""
+        """states_bytes: what all rows' states may take together; one row is always let in.
+
+        Free places of rows that ended come on top, at most as many as there are rows.
+        """
         self._reader, self._table, self._states_bytes = reader, table, states_bytes
         self._generations: list[Generation] = []
         self._rows: list[_Row] = []
@@ -173,7 +176,7 @@ class DecodeBatch:
         if not self._reader.together:
             return 0 if self._rows else MOST_ROWS * MOST_ROWS
         longest = max(len(generation.prompt) + generation.limit for generation in self._generations)
-        each = max(1, self._reader.bytes_per_token * longest)
+        each = max(1, self._reader.bytes_per_token * (longest + self._reader.spare_tokens))
         return min(MOST_ROWS, max(1, self._states_bytes // each)) - len(self._rows)
 
     def _place(self, generation: Generation, free: int, policy: Policy) -> None:

@@ -44,6 +44,9 @@ class OpenAIEngine:
     def fault(self) -> str | None:
         return None
 
+    async def mend(self) -> None:
+        """There is never a fault."""
+
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, n: int, heard: Heard | None = None
     ) -> list[Completion]:

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from echo2.rollout.engines import attention
 from echo2.rollout.engines.prefixes import Prefixes
-from echo2.rollout.engines.slots import Slots, compacted
+from echo2.rollout.engines.slots import GROWTH, Slots, compacted
 
 WIDE = 8
 """Outputs per input from which a head is multiplied the other way round."""
@@ -33,6 +33,8 @@ class Reader(Protocol):
     """Rows of different groups, of different lengths, can grow together."""
     bytes_per_token: int
     """Of one row's states; 0 while nothing was read."""
+    spare_tokens: int
+    """Tokens that a row's place has room for beside its own."""
 
     def read(self, token_ids: Sequence[int]) -> tuple[Any, Tensor]:
         """(states of the prompt, logits [1, V] float32 of the next token)"""
@@ -105,6 +107,7 @@ class _Model:
 
 class SlotReader:
     together = True
+    spare_tokens = GROWTH
 
     def __init__(self, model: Any, device: torch.device, layers: int, prefix_bytes: int) -> None:
         model.set_attn_implementation(attention.NAME)
@@ -158,7 +161,7 @@ class SlotReader:
 
 class WholeReader:
     together = False
-    bytes_per_token = 0
+    bytes_per_token = spare_tokens = 0
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model = _Model(model, device)

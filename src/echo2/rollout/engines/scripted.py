@@ -80,6 +80,9 @@ class ScriptedEngine:
     def fault(self) -> str | None:
         return None
 
+    async def mend(self) -> None:
+        """There is never a fault."""
+
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, n: int, heard: Heard | None = None
     ) -> list[Completion]:

@@ -2,7 +2,8 @@
 
 Invariant: a row of a block holds its tokens in columns ``[start, head)``; what lies left of them is hidden by a mask
 and is always a number. Rows of a block end at the same column, so a step writes one column for all of them. The batch's
-rows are those of the first block, then those of the second, and so on.
+rows are those of the first block, then those of the second, and so on. A block has places for at most twice its rows:
+what ended gives its memory back, however long one of its neighbours goes on.
 
     block   0 …… low ……… head ……… width        A group that began together is a block by itself: its rows are equally
     row 0          tokens │ free                long and need no mask. A single reply joins a block of similar length,
@@ -44,6 +45,10 @@ class Block:
         self.mask: Tensor | None = None
 
     @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+
+    @property
     def span(self) -> int:
         return self.head - self.low
 
@@ -52,8 +57,10 @@ class Block:
         count, length = states[0][0].shape[0] * copies, states[0][0].shape[2]
         needed = self.rows + count
         if needed > self._capacity or self.head < length:
-            grown = needed if not self.rows else max(needed, min(2 * self._capacity, MOST_JOINED_ROWS))
-            self._move(max(grown, self._capacity), max(length, self.span), states)
+            places = self._capacity
+            if needed > places:
+                places = max(needed, min(2 * places, MOST_JOINED_ROWS)) if self.rows else needed
+            self._move(places, max(length, self.span), states)
         part = (slice(self.rows, needed), slice(None), slice(self.head - length, self.head))
         for keys, values, (new_keys, new_values) in zip(self.keys, self.values, states, strict=True):
             keys[part], values[part] = _repeated(new_keys, copies), _repeated(new_values, copies)
@@ -72,6 +79,9 @@ class Block:
                 live[into] = live[source]
         self.starts = [self.starts[row] for row in order]
         self._settle()
+        if self.rows and 2 * self.rows <= self._capacity:
+            self._move(self.rows, self.span)
+            self._settle()
         return order
 
     def states(self, row: int) -> list[tuple[Tensor, Tensor]]:
@@ -82,7 +92,7 @@ class Block:
     def make_room(self) -> None:
         """One more column fits."""
         if self.head == self._width:
-            self._move(self._capacity, self.span, tuple(zip(self.keys, self.values, strict=True)))
+            self._move(self._capacity, self.span)
             self._settle()
 
     def seen(self, layer: int, window: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -104,20 +114,21 @@ class Block:
         hidden = columns < torch.tensor(self.starts, device=like.device).unsqueeze(1)
         self.mask = like.new_zeros(self.rows, self._width).masked_fill_(hidden, float("-inf"))[:, None, None]
 
-    def _move(self, capacity: int, head: int, like: States) -> None:
-        """New buffers of ``capacity`` rows, in which the live columns end at ``head``."""
+    def _move(self, capacity: int, head: int, like: States | None = None) -> None:
+        """New buffers of ``capacity`` rows, in which the live columns end at ``head``, one layer after the other.
+
+        like: states of a block's first rows, for their shapes; a block that has rows looks like itself.
+        """
         width, low = head + GROWTH, head - self.span
         for which, buffers in enumerate((self.keys, self.values)):
-            for layer, pair in enumerate(like):
-                _, heads, _, size = pair[which].shape
-                fresh = pair[which].new_zeros(capacity, heads, width, size)
+            if like is not None and not self.rows:
+                buffers[:] = [pair[which] for pair in like]
+            for layer, old in enumerate(buffers):
+                _, heads, _, size = old.shape
+                fresh = old.new_zeros(capacity, heads, width, size)
                 if self.rows:
-                    fresh[: self.rows, :, low:head] = buffers[layer][: self.rows, :, self.low : self.head]
-                    buffers[layer] = fresh
-                elif layer < len(buffers):
-                    buffers[layer] = fresh
-                else:
-                    buffers.append(fresh)
+                    fresh[: self.rows, :, low:head] = old[: self.rows, :, self.low : self.head]
+                buffers[layer] = fresh
         self.starts = [start + head - self.head for start in self.starts]
         self.low, self.head, self._capacity, self._width = low, head, capacity, width
 
@@ -168,6 +179,11 @@ class Slots(Cache):
     @property
     def rows(self) -> int:
         return sum(block.rows for block in self.blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """What the buffers take, free places included."""
+        return sum(block.nbytes for block in self.blocks)
 
     def place(self, states: States, copies: int) -> list[int]:
         """Add rows. Returns all rows in their new order, the new ones numbered after those that were there."""

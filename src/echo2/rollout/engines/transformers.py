@@ -94,6 +94,10 @@ class TransformersEngine:
     def fault(self) -> str | None:
         return "the engine was closed" if self._closed else None
 
+    async def mend(self) -> None:
+        if (fault := self.fault) is not None:
+            raise EngineError(fault)
+
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, n: int, heard: Heard | None = None
     ) -> list[Completion]:

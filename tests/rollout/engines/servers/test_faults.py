@@ -107,6 +107,21 @@ def impossible(choice: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
+def likelier_than_certain(choice: dict[str, Any]) -> dict[str, Any]:
+    choice["logprobs"]["content"][0]["logprob"] = 0.5
+    return choice
+
+
+def not_a_number(choice: dict[str, Any]) -> dict[str, Any]:
+    choice["logprobs"]["content"][0]["logprob"] = float("nan")  # Python writes it, JSON has none
+    return choice
+
+
+def more_logprobs(choice: dict[str, Any]) -> dict[str, Any]:
+    choice["logprobs"]["content"].append({"token_id": 1, "logprob": -1.0})
+    return choice
+
+
 def too_many(choice: dict[str, Any]) -> dict[str, Any]:
     return {
         **choice, "token_ids": choice["token_ids"] * 2, "logprobs": {"content": choice["logprobs"]["content"] * 2},
@@ -143,6 +158,10 @@ def aborts(choice: dict[str, Any]) -> dict[str, Any]:
         (vllm(other_tokens), "log-probs must be of the tokens"),
         (vllm(no_number), "log-probs must be numbers of at most 0"),
         (vllm(impossible), "log-probs must be numbers of at most 0"),
+        (vllm(likelier_than_certain), "log-probs must be numbers of at most 0"),
+        (vllm(not_a_number), "the answer must be a token reply"),
+        (vllm(more_logprobs), "log-probs must be of the tokens"),
+        (lambda answer: {**answer, "choices": answer["choices"] * 2}, "one reply was asked for, 2 came"),
         (vllm(too_many), "must return 1 to 6 tokens, it returned 12"),
         (vllm(cut_early), "cut a reply of at most 6 tokens after 2"),
         (vllm(gap), "weight versions must cover the reply's 6 tokens"),
@@ -199,6 +218,16 @@ async def test_an_update_that_changed_nothing_is_found_out(
         assert {c.policy_max for c in await case.generate()} == {V1}
 
 
+async def test_checkpoints_of_a_worker_that_was_killed_are_cleared_away(tiny: TinyModel) -> None:
+    """They are links to snapshots, whose bytes stay on the disk as long as a link does."""
+    left = tiny.folder / "engine" / "checkpoints" / "0.7"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"large")
+    async with serving(tiny, FakeVllm(Backend()), Vllm()) as case:
+        await case.install(V1)
+        assert [path.name for path in left.parent.iterdir()] == ["0.1"]
+
+
 async def test_weights_that_are_the_same_may_be_installed_again(tiny: TinyModel) -> None:
     async with serving(tiny, FakeVllm(Backend()), Vllm()) as case:
         await case.engine.prefetch(V1, case.tiny.snapshot(case.tiny.fresh(0), V1))
@@ -235,6 +264,90 @@ async def test_a_failing_server_is_asked_again_and_then_told(tiny: TinyModel) ->
             await case.generate()
         case.fake.status = 200
         assert len(await case.generate()) == 2
+
+
+async def test_a_busy_server_is_waited_for(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo2.transport.json_line.FIRST_PAUSE_S", 0.0)
+    async with serving(tiny, FakeVllm(Backend()), Vllm()) as case:
+        case.fake.busy = 5
+        assert {c.policy_min for c in await case.generate(n=3)} == {V0}
+        assert case.fake.busy == 0
+
+
+@pytest.mark.parametrize(("fake", "dialect"), [(FakeVllm, Vllm), (FakeSglang, Sglang)])
+async def test_a_page_in_place_of_a_reply_or_of_an_update_is_named(
+    tiny: TinyModel, fake: Callable[[Backend], FakeServer], dialect: Callable[[], Dialect]
+) -> None:
+    """A proxy's page, with status 200."""
+    async with serving(tiny, fake(Backend()), dialect()) as case:
+        case.fake.page = "/"
+        with pytest.raises(EngineError, match=r"the answer must be .*<html>"):
+            await case.generate()
+        case.fake.page = "update"
+        with pytest.raises(EngineError, match=r"<html>|must have weights policy-0\.1 after it took them"):
+            await case.install(V1)
+        assert case.engine.installed == V0
+        case.fake.page = ""
+        await case.engine.mend()
+        assert {c.policy_max for c in await case.generate()} == {V0}
+
+
+async def test_a_switch_that_failed_half_way_gives_no_reply_under_the_old_name(tiny: TinyModel) -> None:
+    """The new weights are in, their name is not, and going back fails: the server calls them by the old name."""
+    async with serving(tiny, FakeVllm(Backend()), Vllm()) as case:
+        before = await case.generate()
+        case.fake.page = "update"
+        take = case.fake.take
+
+        def taken_once(folder: str) -> None:
+            case.fake.take = broken  # type: ignore[method-assign]
+            take(folder)
+
+        def broken(folder: str) -> None:
+            raise OSError("no space left on device")
+
+        case.fake.take = taken_once  # type: ignore[method-assign]
+        with pytest.raises(EngineError):
+            await case.install(V1)
+        assert case.fake.label == "policy-0.0" and case.engine.installed == V0
+        with pytest.raises(EngineError, match="no space left"):
+            await case.generate()
+        case.fake.page, case.fake.take = "", take  # type: ignore[method-assign]
+        await case.engine.mend()
+        assert await case.generate() == before
+
+
+async def test_a_fault_ends_when_the_engine_is_mended_or_weights_are_taken(tiny: TinyModel) -> None:
+    """Nobody asks an engine with a fault for replies, so it would stay."""
+    async with serving(tiny, FakeVllm(Backend()), Vllm()) as case:
+        for ends in (case.engine.mend, lambda: case.install(V1)):
+            case.fake.status = 500
+            case.fake.page = "update"
+            case.fake.label = "somebody's"
+            with pytest.raises(EngineError):
+                await case.generate()
+            assert case.engine.fault is not None
+            with pytest.raises(EngineError):
+                await case.engine.mend()
+            assert case.engine.fault is not None
+            case.fake.status, case.fake.page = 200, ""
+            await ends()
+            assert case.engine.fault is None
+            assert {c.policy_min for c in await case.generate()} == {case.engine.installed}
+
+
+async def test_a_server_that_others_give_weights_is_a_fault_soon(tiny: TinyModel) -> None:
+    """Two workers at one address would give it their weights for ever."""
+    async with serving(tiny, FakeVllm(Backend()), Vllm()) as case:
+        case.fake.taken_by_others = True
+        for _ in range(3):
+            with pytest.raises(EngineError):
+                await case.generate(n=1)
+        assert case.engine.fault is not None and "was begun 3 times and answered nothing" in case.engine.fault
+        told = case.events.kinds.count("server_lost")
+        with pytest.raises(EngineError):
+            await case.generate(n=1)
+        assert case.events.kinds.count("server_lost") == told == 3
 
 
 async def test_a_server_that_hangs_is_named_within_the_deadline(tiny: TinyModel, monkeypatch: Any) -> None:

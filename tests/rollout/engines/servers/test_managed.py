@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_servers import Backend, FakeVllm, listening
 from noted_events import NotedEvents
 from tiny_models import TinyModel
 
@@ -114,6 +116,53 @@ async def test_a_server_that_is_gone_is_a_fault_until_somebody_asks(tiny: TinyMo
         assert engine.installed == V0
         assert len(await engine.generate([1, 2], SAMPLING, 2)) == 2
         assert engine.fault is None
+
+
+async def test_a_server_that_dies_under_every_question_is_not_begun_for_ever(tiny: TinyModel) -> None:
+    events = NotedEvents()
+    async with managed(tiny, "--always-dies", str(tiny.folder / "spared"), events=events) as engine:
+        (tiny.folder / "spared").touch()
+        await install(engine, tiny, V0)
+        (tiny.folder / "spared").unlink()
+        for _ in range(3):
+            with pytest.raises(EngineError):
+                await engine.generate([1, 2], SAMPLING, 2)
+        assert engine.fault is not None
+        assert events.kinds.count("server_lost") == 3
+        with pytest.raises(EngineError):
+            await engine.mend()
+        assert engine.fault is not None and engine.installed == V0
+        (tiny.folder / "spared").touch()
+        await engine.mend()
+        assert engine.fault is None
+        assert {c.policy_min for c in await engine.generate([1, 2], SAMPLING, 2)} == {V0}
+
+
+async def test_a_server_that_had_the_port_first_is_not_taken_for_ours(
+    tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.fresh(9).save_pretrained(tiny.folder / "base")
+    other = FakeVllm(Backend(), model="policy-0.0")
+    other.backend.load(tiny.folder / "base")
+    async with listening(other.application()) as url, managed(tiny) as engine:
+        monkeypatch.setattr("echo2.rollout.engines.servers.host.free_port", lambda: int(url.rsplit(":", 1)[1]))
+        await engine.prefetch(V0, tiny.snapshot(tiny.model, V0))
+        with pytest.raises(EngineError, match=r"must serve policy-0\.0-.*; it serves policy-0\.0"):
+            await engine.activate(V0)
+        assert engine.installed is None and not other.backend.seen
+
+
+async def test_a_port_that_is_taken_is_told_with_the_servers_last_words(
+    tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr("echo2.rollout.engines.servers.host.free_port", lambda: port)
+        monkeypatch.setattr("echo2.rollout.engines.servers.host.HEALTH_S", 0.5)
+        async with managed(tiny) as engine:
+            await engine.prefetch(V0, tiny.snapshot(tiny.model, V0))
+            with pytest.raises(EngineError, match=r"must start, it ended with exit code 1: OSError: .* address"):
+                await engine.activate(V0)
 
 
 async def test_nothing_is_left_of_a_server_that_was_closed(tiny: TinyModel) -> None:

@@ -73,6 +73,11 @@ class ServerEngine:
     def fault(self) -> str | None:
         return None if self.installed is None else self._serving.fault
 
+    async def mend(self) -> None:
+        if self.fault is not None:
+            async with self._gate.entered(begun=False) as leave:  # not while weights are switched
+                await leave.within(self._serving.mend())
+
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, n: int, heard: Heard | None = None
     ) -> list[Completion]:
@@ -116,6 +121,8 @@ class ServerEngine:
 
     async def prefetch(self, policy: Policy, folder: Path) -> None:
         into, fitting = self._folder / "checkpoints", self._serving.base
+        if self._aside is None and self._serving.current is None:  # what a worker that was killed left
+            await asyncio.to_thread(remove_folder, into)
         laid = await asyncio.to_thread(lay_out, folder, policy, self._model_dir, into, self._dtype, fitting)
         if self._aside is not None and self._aside.policy not in (policy, self.installed):
             await asyncio.to_thread(remove_folder, self._aside.folder)

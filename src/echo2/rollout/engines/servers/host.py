@@ -82,7 +82,8 @@ class ManagedHost:
         await self._end()
         self.life += 1
         port, key = free_port(), secrets.token_urlsafe(24)
-        name = f"policy-{checkpoint.policy}"
+        # Nobody else's: a server that had the port first is not taken for ours.
+        name = f"policy-{checkpoint.policy}-{secrets.token_hex(4)}"
         dialect, settings = self._dialect, self._settings
         command = [
             *(settings.command or dialect.command()),
@@ -94,7 +95,10 @@ class ManagedHost:
         try:
             async with asyncio.timeout(settings.start_timeout_s):
                 await self._ready(self._process)
-                return await dialect.look(self._line, name)
+                facts = await dialect.look(self._line, name)
+            if (how := self._process.ended) is not None:  # what answered was somebody else, on a port it had first
+                raise EngineError(f"the {dialect.name} server must go on, {how}")
+            return facts
         except TimeoutError:
             words = self._process.last_words()
             await self._end()

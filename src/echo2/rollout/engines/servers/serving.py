@@ -21,6 +21,9 @@ from echo2.types import Sampling
 
 TRIES = 3
 """Of one request whose server died or hung under it."""
+MOST_FRUITLESS = 3
+"""Beginnings in a row after which no question was answered. The next failure is a fault: whoever asks for replies
+waits, and its owner decides when another beginning is tried."""
 PROBE = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8, seed=1)
 """What is sampled, from fixed tokens, to see whether weights changed."""
 PROBE_TOKENS = tuple(range(1, 9))
@@ -48,6 +51,8 @@ class Serving:
         self._label = ""
         self._model = ""
         self._fault: str | None = None
+        self._fruitless = 0
+        """Beginnings since a question was answered."""
         self._closed = False
         self.facts: Facts | None = None
         self.current: Checkpoint | None = None
@@ -78,8 +83,13 @@ class Serving:
     # ---- replies -----------------------------------------------------------------------------------------------
 
     async def ask(self, row: Asking) -> Answer:
-        """What comes next of the row, from the next server if this one fails under the question. Raises EngineError."""
+        """What comes next of the row, from the next server if this one fails under the question. Raises EngineError.
+
+        A server with a fault is not asked: after an install that failed half-way, its own word for its weights is old.
+        """
         for tried in range(1, TRIES + 1):
+            if self._fault is not None:
+                raise EngineError(self._fault)
             life = self._host.life
             question = row.question(self._model, self._label)
             try:
@@ -92,6 +102,7 @@ class Serving:
                     is_cut=row.is_cut_by_context,
                 )
                 await self._check_label(answer)
+                self._fruitless = 0
                 return answer
             except EngineError as error:
                 if tried == TRIES or not _may_pass(error):
@@ -126,10 +137,30 @@ class Serving:
                 if isinstance(error, WrongAnswer) and error.status in FAILING:
                     return
                 raise error
-            assert self.current is not None, "something is installed"
-            self._events.emit("server_lost", server=self._dialect.name, error=ailment)
-            await self.begin(self.current)
-            self._events.emit("server_back", server=self._dialect.name, policy=str(self.current.policy))
+            if self._fruitless >= MOST_FRUITLESS:
+                self._fault = f"the server was begun {self._fruitless} times and answered nothing each time: {ailment}"
+                raise EngineError(self._fault) from error
+            await self._begin_again(ailment)
+
+    async def mend(self) -> None:
+        """Serve the installed policy again where there is a fault, and see that a question is answered."""
+        async with self._mending:
+            ailment = self.fault
+            if ailment is None or self._closed:
+                return
+            await self._begin_again(ailment)
+            try:
+                await self._probe(self._request_s)
+            except EngineError as error:
+                self._fault = str(error)
+                raise
+
+    async def _begin_again(self, ailment: str) -> None:
+        assert self.current is not None, "something is installed"
+        self._events.emit("server_lost", server=self._dialect.name, error=ailment)
+        self._fruitless += 1
+        await self.begin(self.current)
+        self._events.emit("server_back", server=self._dialect.name, policy=str(self.current.policy))
 
     async def _ailment(self, error: EngineError) -> str | None:
         """Why the weights must be given to a server again; None when they need not."""
@@ -189,6 +220,7 @@ class Serving:
         if not self.restarts_for(after) and self._host.ended is None:
             try:
                 await self._update(before, after)
+                self._fault = None
                 return
             except EngineError as error:
                 self._events.emit("server_update_failed", policy=str(after.policy), error=str(error))
