@@ -1,7 +1,4 @@
-"""Parallax's own server as a program: conversations in, text sampled from the model it is given out.
-
-    python stand_in_parallax.py --model-path DIR --host HOST --port PORT --dtype float32
-"""
+"""Parallax's own server as a program: conversations go in, text sampled from the model at --model-path comes out."""
 
 from __future__ import annotations
 

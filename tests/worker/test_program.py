@@ -608,7 +608,9 @@ def test_draining_before_it_was_welcomed_just_ends() -> None:
 
 
 @pytest.mark.parametrize(("drain_at_s", "leaves_by_s"), [(30, 35), (250, 490)])
-def test_a_drain_ends_the_first_start_of_an_engine_and_awaits_a_later_one(drain_at_s: float, leaves_by_s: float) -> None:
+def test_a_drain_ends_the_first_start_of_an_engine_and_awaits_a_later_one(
+    drain_at_s: float, leaves_by_s: float
+) -> None:
     """A server takes minutes to start; one that is being replaced is not left without weights."""
 
     class Starting(ScriptedEngine):

@@ -254,8 +254,8 @@ class WorkersSection(Section):
     local: NonNegative = 2
     """Worker processes started on this machine by `echo2 train`."""
     threads: NonNegative = 0
-    """CPU threads of each worker that the run starts on this machine; 0 shares the cores among them. A worker that
-    joins from elsewhere takes all cores its process may use, or `echo2 worker --threads`."""
+    """CPU threads of each worker that the run starts on this machine; 0 shares the cores among them and the learner. A
+    worker that joins from elsewhere takes all cores its process may use, or what `echo2 worker --threads` says."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     usd_per_h: NonNegativeFloat = 0.0

@@ -108,7 +108,7 @@ class OfSglang(Served):
 
 
 class ByText:
-    """A server that takes conversations, asked with tokens as text: what does not need token ids is tested all the same."""
+    """A server that takes conversations, asked with tokens as text, so that whatever needs no ids is tested."""
 
     def __init__(self, engine: SpeakingServerEngine) -> None:
         self._engine = engine
