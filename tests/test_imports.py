@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "echo2"
 
 VOCABULARY = frozenset(
-    {"types", "errors", "metrics", "config", "ports", "transport", "durable", "version", "shell", "pace"}
+    {"types", "errors", "metrics", "config", "ports", "transport", "durable", "version", "shell", "pace", "cores"}
 )
 PLANES = frozenset({"data", "rollout", "learning", "broadcast", "provisioning"})
 PROGRAMS = frozenset({"coordinator", "learner", "worker", "run", "report"})

@@ -140,7 +140,7 @@ class EngineConformance:
         assert {(c.policy_min, c.policy_max) for c in new} == {(V1, V1)}
         assert tokens(new) != tokens(old)
 
-    @pytest.mark.parametrize("fault", ["cut short", "tensor missing", "another policy", "nothing there"])
+    @pytest.mark.parametrize("fault", ["cut short", "garbled", "tensor missing", "another policy", "nothing there"])
     async def test_a_spoilt_snapshot_leaves_the_old_version_serving(
         self, subject: Subject, fault: str, tmp_path: Path
     ) -> None:
@@ -268,9 +268,12 @@ class EngineConformance:
             _needs(engine.capabilities.top_p_logprobs, "top_p_logprobs")
             greedy = await engine.generate(prompt, subject.sampling(top_p=1e-6), 3)
             group = await engine.generate(prompt, subject.sampling(top_p=0.5), 4)
+            cool = await engine.generate(prompt, subject.sampling(top_p=0.8, temperature=0.6), 4)
         assert len(set(tokens(greedy))) == 1
         for completion in [*greedy, *group]:
             assert_true_logprobs(subject, prompt, completion, 1.0)
+        for completion in cool:
+            assert_true_logprobs(subject, prompt, completion, 0.6)
 
     # ---- a switch under way ------------------------------------------------------------------------------------
 
@@ -347,6 +350,8 @@ def _spoilt(whole: Path, folder: Path, fault: str) -> Path:
     content = weights.read_bytes()
     if fault == "cut short":
         weights.write_bytes(content[: len(content) * 2 // 3])
+    elif fault == "garbled":
+        weights.write_bytes(b"\xff" * 64 + content[64:])
     elif fault == "tensor missing":
         size = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + size])

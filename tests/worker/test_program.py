@@ -17,6 +17,7 @@ from echo2.config.sections import TaskSection
 from echo2.data.chat import ByteChat
 from echo2.data.registry import load_tasks
 from echo2.errors import DiskFull, EngineError, IntegrityError, Refused, Starved, TransportError, Unauthorised
+from echo2.rollout.engine import ActivationMode
 from echo2.rollout.engines.scripted import ScriptedEngine
 from echo2.simulation.clock import VirtualClock
 from echo2.simulation.loop import run_virtual
@@ -660,6 +661,30 @@ def test_draining_before_it_was_welcomed_just_ends() -> None:
         return asyncio.get_running_loop().time()
 
     assert run_virtual(main()) == pytest.approx(10)
+
+
+@pytest.mark.parametrize(("drain_at_s", "leaves_by_s"), [(30, 35), (250, 490)])
+def test_a_drain_ends_the_first_start_of_an_engine_and_awaits_a_later_one(
+    drain_at_s: float, leaves_by_s: float
+) -> None:
+    """A server takes minutes to start; one that is being replaced is not left without weights."""
+
+    class Starting(ScriptedEngine):
+        async def activate(self, policy: Policy, mode: ActivationMode = ActivationMode.DRAIN) -> None:
+            await asyncio.sleep(200)
+            await super().activate(policy, mode)
+
+    async def main() -> Setting:
+        setting = Setting()
+        setting.engine = Starting(duration=lambda tokens, n, random: 5.0)
+        setting.worker._engine = setting.worker._installer._engine = setting.engine
+        publishing(setting, (220, 1, 10))
+        await setting.run(drain_at_s=drain_at_s)
+        assert drain_at_s <= asyncio.get_running_loop().time() < leaves_by_s
+        return setting
+
+    installed = [event["policy"] for event in run_virtual(main()).events.kinds("installed")]
+    assert installed == ([] if drain_at_s == 30 else ["0.0", "0.1"])
 
 
 def test_told_to_drain_by_the_coordinator_it_does() -> None:

@@ -45,8 +45,8 @@ def engine(
         str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N instead of what the configuration says.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=0, help="CPU threads instead of what the configuration says.")
-    ] = None,
+        int, typer.Option("--threads", min=0, help="CPU threads; 0 takes all cores that this process may use.")
+    ] = 0,
     overrides: SetOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -56,14 +56,14 @@ def engine(
     waits for nobody.
     """
     from echo2.cli.inputs import checked_config
+    from echo2.cores import own_threads
     from echo2.data.registry import load_task
 
     chosen = list(overrides or []) + ([f"workers.device={device}"] if device else [])
     config = checked_config(run, chosen)
     tasks = [(load_task(section), section.weight) for section in config.tasks]
-    used = config.workers.threads if threads is None else threads
     with tempfile.TemporaryDirectory(prefix="echo2-bench-") as folder:
-        facts = asyncio.run(_measure(config, tasks, Path(folder), seconds, used))
+        facts = asyncio.run(_measure(config, tasks, Path(folder), seconds, threads or own_threads()))
     print_json(facts) if as_json else print(_text(facts))
 
 

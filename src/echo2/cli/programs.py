@@ -21,7 +21,7 @@ DeviceOption = Annotated[
     str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N instead of what the run's configuration says.")
 ]
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", min=0, help="CPU threads instead of what the run's configuration says.")
+    int, typer.Option("--threads", min=0, help="CPU threads; 0 takes all cores that this process may use.")
 ]
 
 
@@ -66,7 +66,7 @@ def worker(
         typer.Option("--dir", help="Folder for credential, spool and snapshots; echo2-worker/NAME by default."),
     ] = None,
     device: DeviceOption = None,
-    threads: ThreadsOption = None,
+    threads: ThreadsOption = 0,
     engine: Annotated[
         str | None,
         typer.Option(

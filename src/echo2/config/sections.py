@@ -276,8 +276,9 @@ class CoordinatorSection(Section):
 class WorkersSection(Section):
     local: NonNegative = 2
     """Worker processes started on this machine by `echo2 train`."""
-    threads: NonNegative = 1
-    """CPU threads of each local worker; 0 leaves PyTorch's choice."""
+    threads: NonNegative = 0
+    """CPU threads of each worker that the run starts on this machine; 0 shares the cores among them and the learner. A
+    worker that joins from elsewhere takes all cores its process may use, or what `echo2 worker --threads` says."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     usd_per_h: NonNegativeFloat = 0.0

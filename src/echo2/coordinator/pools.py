@@ -31,6 +31,7 @@ from echo2.provisioning.pools.skypilot_worker import WorkerPlan
 from echo2.provisioning.pools.standby import Benches, StandbyPool
 from echo2.run.child import environment, server_arguments
 from echo2.run.folder import RunFolder
+from echo2.run.threads import worker_threads
 from echo2.transport.join import ENVIRONMENT_KEY
 
 LISTED = ("local", "ray")
@@ -92,8 +93,9 @@ def _maker(
         )
     if section.kind == "local":
         LocalPool.check(offers)
+        threads = worker_threads(config)
         return lambda invite, benches: LocalPool(
-            offers, invite, lambda name, join: _program(config, folder, name, join), clock
+            offers, invite, lambda name, join: _program(config, folder, name, join, threads), clock
         )
     ray = _options(section, RayOptions)
     placed = [RayOffer(offer, ray.needs_of.get(offer.name, ray.needs)) for offer in offers]
@@ -111,11 +113,11 @@ def _options(section: PoolSection, kind: type[_Options]) -> _Options:
         raise UserError(f"options of the {section.kind} pool: {error}; docs/pools.md has them") from None
 
 
-def _program(config: Config, folder: RunFolder, machine_id: str, join: str) -> Program:
+def _program(config: Config, folder: RunFolder, machine_id: str, join: str, threads: int) -> Program:
     command = (
         sys.executable, "-m", "echo2", "worker", "--name", machine_id, "--dir", str(folder.worker(machine_id)),
-        "--device", config.workers.device, "--threads", str(config.workers.threads),
+        "--device", config.workers.device, "--threads", str(threads),
         *server_arguments(config.rollout.engine, folder.config),
     )  # fmt: skip
-    around = {**environment(os.environ, config.workers.threads), ENVIRONMENT_KEY: join}
+    around = {**environment(os.environ, threads), ENVIRONMENT_KEY: join}
     return Program(command, around, folder.log(f"worker-{machine_id}"))

@@ -26,6 +26,7 @@ from echo2.errors import Echo2Error, Refused, TransportError, UserError, first_c
 from echo2.ports import EventLog
 from echo2.run.child import Child, ChildSpec, Ending, server_arguments
 from echo2.run.folder import RunFolder
+from echo2.run.threads import worker_threads
 
 START_LIMIT_S = 300.0
 """Until the coordinator listens, restarts and slow disks included."""
@@ -172,14 +173,16 @@ def specs_of(config: Config, folder: RunFolder) -> RunSpecs:
         "learner", ("learner", root, "--join", str(folder.join("learner"))), folder.log("learner"),
         threads=config.learning.threads,
     )  # fmt: skip
-    return RunSpecs(coordinator, learner, tuple(_worker_spec(config, folder, n) for n in range(config.workers.local)))
+    threads = worker_threads(config) if config.workers.local else 0
+    workers = tuple(_worker_spec(config, folder, number, threads) for number in range(config.workers.local))
+    return RunSpecs(coordinator, learner, workers)
 
 
-def _worker_spec(config: Config, folder: RunFolder, number: int) -> ChildSpec:
+def _worker_spec(config: Config, folder: RunFolder, number: int, threads: int) -> ChildSpec:
     name = f"w{number}"
     arguments = (
         "worker", str(folder.join("worker")), "--name", name, "--dir", str(folder.worker(name)),
-        "--device", config.workers.device, "--threads", str(config.workers.threads),
+        "--device", config.workers.device, "--threads", str(threads),
         *server_arguments(config.rollout.engine, folder.config),
     )  # fmt: skip
-    return ChildSpec(f"worker {name}", arguments, folder.log(f"worker-{name}"), threads=config.workers.threads)
+    return ChildSpec(f"worker {name}", arguments, folder.log(f"worker-{name}"), threads=threads)

@@ -194,13 +194,22 @@ class Installer:
         await self._drain.within(ENGINE_LIMIT_S, f"loading {policy}", load)
         if self._drain.called:
             return
-        try:
-            # Not recalled by a drain: an engine between two policies would be worse than a late exit.
-            async with asyncio.timeout(ENGINE_LIMIT_S):
-                await self._engine.activate(policy)
-        except TimeoutError as error:
-            raise EngineError(f"{policy} was not active after {ENGINE_LIMIT_S:g} s") from error
+        if self._engine.installed is None:
+            # Nothing runs yet, and a server may take minutes to start: a drain need not wait for it.
+            await self._drain.within(ENGINE_LIMIT_S, f"a start with {policy}", self._engine.activate(policy))
+            if self._engine.installed is None:
+                return
+        else:
+            await self._replace(policy)
         self._events.emit("installed", policy=str(policy))
         self.activity = ""
         self._on_install()
         await self._source.forget_before(policy)
+
+    async def _replace(self, policy: Policy) -> None:
+        """Not recalled by a drain: an engine between two policies would be worse than a late exit."""
+        try:
+            async with asyncio.timeout(ENGINE_LIMIT_S):
+                await self._engine.activate(policy)
+        except TimeoutError as error:
+            raise EngineError(f"{policy} was not active after {ENGINE_LIMIT_S:g} s") from error

@@ -47,13 +47,14 @@ async def run_worker(
     name: str,
     folder: Path,
     device: str | None = None,
-    threads: int | None = None,
+    threads: int = 0,
     usd_per_h: float | None = None,
     engine: str | None = None,
     server: Path | None = None,
 ) -> None:
-    """Join the run, work until drained. ``device``, ``threads``, ``usd_per_h`` and ``engine`` override what the run's
-    configuration says; ``server`` is the file whose [server] table describes this machine's inference server.
+    """Join the run, work until drained. ``device``, ``usd_per_h`` and ``engine`` override what the run's configuration
+    says; ``threads`` is of the CPU, 0 for as many as this process may use; ``server`` is the file whose [server] table
+    describes this machine's inference server.
 
     Raises UserError or Unauthorised for a join string that is no good, Refused when tasks differ, Starved when the
     coordinator fell silent.
@@ -71,7 +72,7 @@ class WorkerLife:
         name: str,
         folder: Path,
         device: str | None,
-        threads: int | None,
+        threads: int,
         usd_per_h: float | None = None,
         engine: str | None = None,
         server: Path | None = None,
@@ -128,7 +129,7 @@ class WorkerLife:
         engine = await asyncio.to_thread(
             build_engine, kind, None if scripted else model_dir,
             device=config.workers.device if self._device is None else self._device,
-            threads=config.workers.threads if self._threads is None else self._threads,
+            threads=self._threads,
             dtype=config.model.snapshot_dtype,
             pace=Pace(config.rehearsal.group_s, config.rehearsal.group_spread),
             server=self._server,

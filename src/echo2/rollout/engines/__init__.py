@@ -47,7 +47,8 @@ def build_engine(
     """The engine named ``kind``, with nothing installed yet.
 
     model_dir: configuration of the model (its weights come as snapshots); the scripted engine needs none.
-    threads: CPU threads, 0 for the library's choice. dtype: element type of the run's snapshots, ``bfloat16`` ….
+    threads: CPU threads, 0 for as many as this process may use.
+    dtype: element type of the run's snapshots, ``bfloat16`` ….
     pace: time that the scripted engine takes for a group.
     server, folder, events: of an engine that is a server; folder for its checkpoints and log.
     """

@@ -12,7 +12,6 @@ switched in a turn of their own; a snapshot loaded aside is whole and fits befor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
+from echo2.cores import own_threads
 from echo2.errors import EngineError, UserError
 from echo2.rollout.engine import ActivationMode, Capabilities, Completion, Heard
 from echo2.rollout.engines.decoding import DecodeBatch, Generation
@@ -73,7 +73,7 @@ class TransformersEngine:
         self._switching = 0
         self._turn = asyncio.Lock()
         # OpenMP counts threads per calling thread, so the number is set inside the one that computes.
-        self._thread = ThreadPoolExecutor(1, "engine", torch.set_num_threads, (threads or usable_cores(),))
+        self._thread = ThreadPoolExecutor(1, "engine", torch.set_num_threads, (threads or own_threads(),))
         self._loader = ThreadPoolExecutor(1, "engine-loader")
 
     @property
@@ -217,16 +217,6 @@ def _tell(generation: Generation, heard: Heard | None) -> None:
         reply = generation.replies[position]
         if heard is not None and reply is not None:
             heard(position, reply)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, or the share that its control group allows where that is less."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -30,6 +30,8 @@ RPC, NAME_WEIGHTS, WEIGHTS, ABORT = "/collective_rpc", "/update_weight_version",
 PAUSE, RESUME, SERVER = "/pause", "/resume", "/server_info"
 ADAPT, FORGET = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 LOGPROBS = "processed_logprobs"
+DESCRIBE_S = 300.0
+"""For its description of itself: it runs programs to describe the machine, too, which takes long on a busy one."""
 
 
 class _LogProb(msgspec.Struct):
@@ -145,7 +147,7 @@ class Vllm:
         """A server that says which log-probs it gives must give those of the sampling temperature."""
         if f"GET {SERVER}" not in self._routes:
             return
-        body = await line.ask("GET", SERVER, query={"config_format": "json"}, deadline_s=LOOK_S)
+        body = await line.ask("GET", SERVER, query={"config_format": "json"}, deadline_s=DESCRIBE_S)
         mode = decoded(WHO, body, _Server, "its configuration").vllm_config.model_config.logprobs_mode
         if mode is not None and mode != LOGPROBS:
             raise EngineError(f"a vLLM server must run with --logprobs-mode {LOGPROBS}, this one has {mode}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 from building import prompt
-from fake_servers import Backend, FakeParallax, listening
+from fake_servers import Backend, FakeParallax, HeldBlocks, listening
 from loopback import FakeClock
 from noted_events import NotedEvents
 from safetensors.torch import load
@@ -34,26 +32,6 @@ from echo2.types import Policy, Prompt, RowStatus, Sampling, Trajectory
 V0, V1 = Policy(0, 0), Policy(0, 1)
 SAMPLING = Sampling(0.7, 0.9, 40, 3)
 ASKED: list[Message] = [{"role": "user", "content": "Hello?"}]
-
-
-class HeldBlocks:
-    """A peer-to-peer store that names blocks as lattica does."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, bytes] = {}
-        self.closed = False
-
-    def put(self, block: bytes) -> str:
-        multihash = bytes([0x01, 0x55, 0x12, 0x20]) + hashlib.sha256(block).digest()
-        name = "b" + base64.b32encode(multihash).decode().lower().rstrip("=")
-        self.held[name] = block
-        return name
-
-    def forget(self, name: str) -> None:
-        del self.held[name]
-
-    def close(self) -> None:
-        self.closed = True
 
 
 @pytest.fixture

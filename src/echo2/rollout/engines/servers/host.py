@@ -20,6 +20,7 @@ from echo2.transport.json_line import JsonLine
 
 LOOK_AGAIN_S = 0.25
 """Between two looks at a server that is starting."""
+SLOW = "it is well, and did not say in time what it can do"
 HEALTH_S = 10.0
 """A well server answers a question about its health within this."""
 
@@ -163,7 +164,7 @@ class ExternalHost:
         except TimeoutError:
             raise EngineError(
                 f"the {self._dialect.name} server at server.url = {self._settings.url} must be well within "
-                f"server.start_timeout_s = {self._settings.start_timeout_s:g} s: {ailment}"
+                f"server.start_timeout_s = {self._settings.start_timeout_s:g} s: {ailment or SLOW}"
             ) from None
 
     async def ailment(self) -> str | None:
