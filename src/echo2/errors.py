@@ -2,7 +2,8 @@
 
     Echo2Error
     ├── UserError            the user's input is wrong: exit 2, one sentence, never a traceback
-    │   └── ConfigError      …in the configuration; may carry several sentences, one per fault
+    │   ├── ConfigError      …in the configuration; may carry several sentences, one per fault
+    │   └── TaskFault        …in a task's own code; in a run it fails a row, which is no zero reward (I4)
     ├── IntegrityError       bytes do not match what was signed or hashed (I6)
     ├── TransportError       the other side could not be reached or did not answer in time; retried by clients
     ├── DiskFull             no room for the bytes; what was there before is whole; worth retrying once space is free
@@ -34,6 +35,10 @@ class ConfigError(UserError):
     def __init__(self, faults: list[str] | str) -> None:
         self.faults = [faults] if isinstance(faults, str) else list(faults)
         super().__init__("; ".join(self.faults))
+
+
+class TaskFault(UserError):
+    """A task raised, or gave something else than it must."""
 
 
 class IntegrityError(Echo2Error):

@@ -161,3 +161,41 @@ def test_of_a_runs_folder_the_newest_version_is_scored(echo2: Echo2, tmp_path: P
     assert done.code == named.code == 0, done.err
     assert (done.json["model"], named.json["model"]) == (f"version 0.2 of {folder}", str(learned))
     assert done.json["by_task"] == named.json["by_task"]
+
+
+def test_a_prompt_whose_replies_fail_is_named_with_the_reason_and_is_no_zero(
+    echo2: Echo2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "picky.py").write_text(
+        "import sys\n"
+        "from echo2.data.task import Score\n"
+        "from echo2.data.tasks.arithmetic import Arithmetic\n"
+        "class Picky(Arithmetic):\n"
+        "    def score(self, prompt, reply):\n"
+        "        if prompt.prompt_id.endswith('/1'):\n"
+        "            sys.exit(0)\n"
+        "        return Score(1.0, 'fine')\n"
+        "    def table(self, played, against=None):\n"
+        "        raise KeyError('column')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "run.toml"
+    path.write_text('[rollout]\nengine = "scripted"\n[eval]\nprompts = 4\n[[tasks]]\nname = "picky:Picky"\n')
+    done = echo2("eval", path, "--json")
+    assert done.code == 0, done.err
+    assert (done.json["reward_mean"], done.json["prompts"], done.json["failed"]) == (1.0, 3, 1)
+    (fault,) = done.json["faults"]
+    assert fault.startswith("picky:Picky/eval/1: a task must not end the program, it raised SystemExit: 0 (")
+    assert "must give its table, it raised KeyError: 'column'" in done.err
+    assert f"failed: {fault}" in echo2("eval", path).out.splitlines()
+
+
+def test_rows_that_were_left_out_are_told(echo2: Echo2, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"question": "{n}?", "answer": {n}}}\n' for n in range(20)) + "broken\n")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[rollout]\nengine = "scripted"\n[eval]\nprompts = 2\n[[tasks]]\nname = "integer_answers"\n'
+        f'options = {{ path = "{rows}" }}\n'
+    )
+    assert "1 rows left out" in echo2("eval", path).out

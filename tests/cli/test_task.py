@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,7 +166,8 @@ def test_a_scorer_that_raises_is_told_in_a_sentence(
     monkeypatch.syspath_prepend(str(tmp_path))
     refused = echo2("task", "score", "touchy:Touchy", "--index", "0", "--reply", "5")
     assert refused.code == 2
-    assert "the reply cannot be scored: KeyError: 'a field'; in a run its row fails" in refused.faults[0]
+    assert "a reply to touchy:Touchy/train/0 cannot be scored: KeyError: 'a field' (" in refused.faults[0]
+    assert "touchy.py, line 4); in a run its row fails" in refused.faults[0]
 
 
 def test_unknown_tasks_splits_and_options_are_the_users_mistakes(echo2: Echo2) -> None:
@@ -199,7 +201,8 @@ def test_a_task_that_reads_its_file_too_early_could_not_be_made_by_a_worker(
     assert "a worker must be able to make the task without its files, read them when a prompt is first" in done.out
     done = echo2("task", "check", "eager:Later", "-n", "2", "--set", f"path={tmp_path / 'rows.txt'}")
     assert done.code == 1
-    assert "messages must follow from the prompt on a machine without files, got FileNotFoundError" in done.out
+    assert "messages must follow from the prompt on a machine without files, got" in done.out
+    assert "FileNotFoundError" in done.out
 
 
 def test_a_check_plays_the_episodes_of_a_game(echo2: Echo2) -> None:
@@ -231,3 +234,107 @@ def test_what_was_typed_is_named_as_it_was_typed(echo2: Echo2, arguments: list[s
 
     assert done.code == 2
     assert told in done.faults[0]
+
+
+HOSTILE = """
+import os, sys
+from echo2.data.task import Score, Task
+from echo2.data.tasks.arithmetic import Arithmetic
+
+print("read")
+
+class Loud(Arithmetic):
+    def score(self, prompt, reply):
+        print("scoring")
+        return super().score(prompt, reply)
+
+class Ends(Arithmetic):
+    def score(self, prompt, reply):
+        sys.exit(0)
+
+class Unborn(Arithmetic):
+    def __init__(self):
+        sys.exit(0)
+
+class Empty(Task):
+    pass
+
+class NoNumber(Arithmetic):
+    def score(self, prompt, reply):
+        return Score(float("nan"), "x")
+
+class Wordless(Arithmetic):
+    def messages(self, prompt):
+        return None
+
+class Lost(Arithmetic):
+    def prompt(self, split, index):
+        return {"gold": 1}
+
+class Sized(Arithmetic):
+    def size(self, split):
+        raise OSError("disk")
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hostile_tasks.py").write_text(HOSTILE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "hostile_tasks", raising=False)
+
+
+@pytest.mark.usefixtures("hostile")
+def test_what_a_task_prints_stays_out_of_the_commands_own_output(echo2: Echo2) -> None:
+    done = echo2("task", "score", "hostile_tasks:Loud", "--gold", "5", "--reply", "5", "--json")
+    assert done.json == {"reward": 1.0, "status": "correct"}
+    assert done.err.split() == ["read", "scoring"]
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("Ends", "cannot be scored: SystemExit: 0"),
+        ("Unborn", "must take its options, it raised SystemExit: 0"),
+        ("Empty", "it raised TypeError: Can't instantiate abstract class Empty"),
+        ("NoNumber", "cannot be scored: a reward must be finite, got nan"),
+        ("Lost", "must give prompt train/0 as a Prompt, got dict"),
+        ("Sized", "must give the size of split train, it raised OSError: disk"),
+        ("Nobody", "must be importable here: module 'hostile_tasks' has no attribute 'Nobody'"),
+    ],
+)
+def test_a_faulty_task_is_its_authors_mistake_told_in_a_sentence(echo2: Echo2, task: str, words: str) -> None:
+    refused = echo2("task", "score", f"hostile_tasks:{task}", "--index", "0", "--reply", "5")
+    assert refused.code == 2
+    assert words in refused.err.splitlines()[-1]
+    assert "Traceback" not in refused.err and not refused.out
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("Ends", "hostile_tasks:Ends/eval/0: a reply to hostile_tasks:Ends/eval/0 cannot be scored: SystemExit: 0"),
+        ("Wordless", "hostile_tasks:Wordless/train/1: task hostile_tasks:Wordless must give the messages of"),
+        ("Lost", "train/1: task hostile_tasks:Lost must give prompt train/1 as a Prompt"),
+    ],
+)
+def test_a_check_names_every_prompt_that_its_task_breaks_down_at(echo2: Echo2, task: str, words: str) -> None:
+    done = echo2("task", "check", f"hostile_tasks:{task}", "-n", "2")
+    assert done.code == 1
+    assert "4 faults" in done.out and words in done.out
+
+
+@pytest.mark.usefixtures("hostile")
+def test_prompts_that_cannot_be_shown_are_told_in_a_sentence(echo2: Echo2) -> None:
+    refused = echo2("task", "show", "hostile_tasks:Wordless")
+    assert refused.code == 2
+    assert "must give the messages of hostile_tasks:Wordless/train/0 as a list" in refused.err.splitlines()[-1]
+
+
+def test_a_reply_that_is_no_utf_8_is_read_as_a_workers_tokens_are(echo2: Echo2) -> None:
+    broken = b"\\boxed{5\xff}".decode("utf-8", "surrogateescape")
+    done = echo2("task", "score", "maths", "--gold", "5", "--reply", broken, "--json")
+    assert done.code == 0, done.err
+    assert done.json["reward"] == 0.0

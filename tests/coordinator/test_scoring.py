@@ -28,6 +28,10 @@ class Strange(Arithmetic):
             time.sleep(1e6)
         if reply == "raise":
             raise ValueError("no such reply")
+        if reply == "exit":
+            sys.exit(0)
+        if reply == "text":
+            return Score("1.0", "?")
         if reply == "nan":
             return Score(float("nan"), "?")
         return super().score(prompt, reply)
@@ -59,6 +63,10 @@ async def test_replies_are_scored_as_on_a_worker_and_one_that_cannot_be_spoils_n
             await scorer.score(PROMPT, reply("raise"))
         with pytest.raises(NoScore, match="must be finite"):
             await scorer.score(PROMPT, reply("nan"))
+        with pytest.raises(NoScore, match="must not end the program, it raised SystemExit"):
+            await scorer.score(PROMPT, reply("exit"))
+        with pytest.raises(NoScore, match=r"must be a number, got str '1\.0'"):
+            await scorer.score(PROMPT, reply("text"))
         with pytest.raises(NoScore, match="no score within 1 s"):
             await scorer.score(PROMPT, reply("hang"))
         assert (await scorer.score(PROMPT, reply("3"))).reward == 0.0, "by a new process"

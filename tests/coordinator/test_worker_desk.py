@@ -8,11 +8,13 @@ import pytest
 from desks import LEARNER, ONE, TWO, V0, attach, coordinator, generate, leased, publish, submitted
 
 from echo2.coordinator.worker_desk import MAX_STATE_CHARACTERS
-from echo2.errors import Starved
+from echo2.data.task import Split
+from echo2.data.tasks.arithmetic import Arithmetic
+from echo2.errors import Starved, TaskFault
 from echo2.simulation.loop import run_virtual
 from echo2.simulation.record import RecordedEvents
 from echo2.transport.messages import Heartbeat, HeartbeatReply, LeaseGrant, ReportStep, RequestBatch, RequestLease
-from echo2.types import Policy, Verdict
+from echo2.types import Policy, Prompt, Verdict
 
 
 def test_an_install_that_nobody_published_is_not_believed() -> None:
@@ -121,3 +123,30 @@ def test_a_pool_whose_every_group_fails_ends_the_run_however_busy_it_is() -> Non
         assert len(made.events.kinds("lease")) > 10
 
     run_virtual(main(), until_s=1000.0)
+
+
+def test_a_prompt_that_its_task_cannot_give_is_passed_over_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bad row costs its group; where every row is bad, whoever asks is told why."""
+    hopeless = []
+
+    def prompt(self: Arithmetic, split: Split, index: int) -> Prompt:
+        if hopeless or index == 0:
+            raise KeyError("question")
+        return given(self, split, index)
+
+    given = Arithmetic.prompt
+    monkeypatch.setattr(Arithmetic, "prompt", prompt)
+
+    async def main() -> None:
+        made = await coordinator()
+        await attach(made)
+        await made.handle(ONE, Heartbeat(V0, ()))
+        first = await leased(made, ONE)
+        assert first.prompt.prompt_id == "arithmetic/train/1"
+        assert made.books.state.cursor == 2
+        assert (await leased(made, ONE)).prompt.prompt_id == "arithmetic/train/2"
+        hopeless.append(True)
+        with pytest.raises(TaskFault, match="must give prompt train/102, it raised KeyError: 'question'"):
+            await leased(made, ONE)
+
+    run_virtual(main())

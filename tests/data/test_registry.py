@@ -40,6 +40,7 @@ def test_an_unknown_task_is_a_configuration_fault(name: str, words: str) -> None
     ("source", "words"),
     [
         ("def broken(:\n", r"importable here: faulty raised SyntaxError: .*faulty\.py, line 1"),
+        ("import sys\nsys.exit(0)\n", r"importable here: faulty raised SystemExit: 0 \(.*faulty\.py, line 2\)"),
         ("x = {}['missing']\n", r"importable here: faulty raised KeyError: 'missing' \(.*faulty\.py, line 1\)"),
         (
             "from echo2.data.tasks.arithmetic import Arithmetic\n"

@@ -34,6 +34,13 @@ def test_b07_a_reply_cut_at_the_limit_gets_no_end_token_and_keeps_all_its_tokens
     assert row.targets == 3
 
 
+def test_b07_replies_of_three_lengths_keep_their_own_ends_side_by_side() -> None:
+    short, long = trajectory([5], [8, 9, END], 1.0), trajectory([5], [8, 9, 8, 9, 8, 9, END], 0.0)
+    cut = trajectory([5], [8] * 9, 0.0, finish_reason=FinishReason.LENGTH)
+    sampled = [row.tokens[row.loss].tolist() for row in rows_of(short, long, cut)]
+    assert sampled == [[8, 9, END], [8, 9, 8, 9, 8, 9, END], [8] * 9]
+
+
 def test_the_overlong_rule_takes_the_loss_but_not_the_reward_from_the_group() -> None:
     cut = trajectory([5], [8, 9], 0.0, finish_reason=FinishReason.LENGTH)
     whole = trajectory([5], [8, 9], 1.0)

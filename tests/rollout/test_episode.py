@@ -195,6 +195,86 @@ async def test_what_goes_wrong_in_the_engine_is_a_status(
     assert len(row.error) <= 300
 
 
+class Ending(Greeting):
+    """Its score of a word does what the word says."""
+
+    def score(self, prompt: Prompt, reply: str) -> Score:
+        ways: dict[str, Any] = {
+            "exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "generator": GeneratorExit(),
+            "text": Score("1.0", "x"), "true": Score(True, "x"), "none": None, "number": 1.0,  # type: ignore[arg-type]
+        }  # fmt: skip
+        way = ways.get(reply, Score(1.0, "fine"))
+        if isinstance(way, BaseException):
+            raise way
+        return way  # type: ignore[no-any-return]
+
+
+async def test_a_score_that_would_end_the_program_or_is_none_fails_its_own_row_only() -> None:
+    words = ["exit", "interrupt", "generator", "text", "true", "none", "number", "hi"]
+    engine = StubEngine(*map(said, words))
+    rows = await run_group(
+        engine, Ending(), CHAT, lease(*range(8), timeout_s=60.0), False, StubClock(), judged_apart  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert [row.status for row in rows] == [RowStatus.ERROR] * 7 + [RowStatus.FINISHED]
+    told = (
+        "SystemExit: 3",
+        "KeyboardInterrupt",
+        "GeneratorExit",
+        "got str '1.0'",
+        "got bool True",
+        "None",
+        "float 1.0",
+    )
+    for row, words_of in zip(rows, told, strict=False):
+        assert words_of in row.error
+
+
+class Leaving(Greeting):
+    """Wants to end the program in the middle of an episode."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    async def rollout(self, prompt: Prompt, talk: Talk) -> Episode:
+        await talk.say(self.messages(prompt))
+        raise self.error
+
+
+class JudgesAndLeaves(Greeting):
+    async def judge(self, prompt: Prompt, reply: str) -> Score:
+        raise SystemExit(4)
+
+
+@pytest.mark.parametrize("task", [Leaving(SystemExit(4)), Leaving(KeyboardInterrupt()), JudgesAndLeaves()])
+async def test_an_episode_may_not_end_the_program(task: Task) -> None:
+    rows = await run(StubEngine(said("hi"), said("hi")), task, lease(0, 1))
+    assert [row.status for row in rows] == [RowStatus.ERROR] * 2
+    assert "a task must not end the program, it raised " in rows[0].error
+
+
+class Nothing(Greeting):
+    async def rollout(self, prompt: Prompt, talk: Talk) -> Episode:
+        await talk.say(self.messages(prompt))
+        return None  # type: ignore[return-value]
+
+
+class Speechless(Greeting):
+    def messages(self, prompt: Prompt) -> list[Message]:
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Nothing(), "an episode must end in an Episode, got None"),
+        (Speechless(), "must give the messages of greeting/0 as a list"),
+    ],
+)
+async def test_an_episode_of_the_wrong_kind_is_named(task: Task, words: str) -> None:
+    (row,) = await run(StubEngine(said("hi")), task, lease(0))
+    assert row.status is RowStatus.ERROR and words in row.error
+
+
 class Hanging(Greeting):
     """Its score of `stay` does not come back until the test says so."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from echo2.cli.output import JsonFlag, SetOption, note, print_json
+from echo2.cli.output import JsonFlag, SetOption, aside, note, print_json
 
 if TYPE_CHECKING:
     from echo2.cli.installed import Installed
@@ -60,9 +60,9 @@ def engine(
     from echo2.data.registry import load_task
 
     chosen = list(overrides or []) + ([f"workers.device={device}"] if device else [])
-    config = checked_config(run, chosen)
-    tasks = [(load_task(section), section.weight) for section in config.tasks]
-    with tempfile.TemporaryDirectory(prefix="echo2-bench-") as folder:
+    with aside(), tempfile.TemporaryDirectory(prefix="echo2-bench-") as folder:
+        config = checked_config(run, chosen)
+        tasks = [(load_task(section), section.weight) for section in config.tasks]
         facts = asyncio.run(_measure(config, tasks, Path(folder), seconds, threads or own_threads()))
     print_json(facts) if as_json else print(_text(facts))
 
@@ -148,7 +148,7 @@ async def _group(config: Config, task: Task, ready: Installed, number: int, prom
     for row in await run_group(ready.engine, task, ready.chat, lease, rollout.thinking, SystemClock(), judged_apart):
         if row.status.is_failure:
             delivered.failed += 1
-            delivered.error = delivered.error or row.error
+            delivered.error = delivered.error or f"{prompt.prompt_id}: {row.error}"
             continue
         record = msgspec.msgpack.decode(row.record, type=Trajectory)
         delivered.trajectories += 1

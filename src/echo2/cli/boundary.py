@@ -48,7 +48,9 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
-    except Exception as error:
+    except SystemExit as error:
+        return _say(f"the program was ended in its midst by sys.exit({error.code!r}) in code that it called", 1)
+    except BaseException as error:
         if debug:
             traceback.print_exc()
         return _explain(error)

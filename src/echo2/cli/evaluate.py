@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from echo2.cli.output import JsonFlag, SetOption, note, print_json
+from echo2.cli.evaluate_view import evaluation_text
+from echo2.cli.output import JsonFlag, SetOption, aside, note, print_json
 from echo2.data.attempts import interval, measures
+from echo2.errors import TaskFault
 
 if TYPE_CHECKING:
     from echo2.config.root import Config
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 TOGETHER = 16
 """Prompts given to the engine at the same time."""
+SHOWN_FAULTS = 20
+"""Prompts whose failures are told one by one."""
 
 
 class Scores(msgspec.Struct):
@@ -32,6 +36,8 @@ class Scores(msgspec.Struct):
     statuses: dict[str, int] = {}
     failed: int = 0
     """Replies that could not be had or scored; not zeros."""
+    faults: dict[str, str] = {}
+    """Why the first of them failed, by prompt."""
     played: list[Played] = []
     """The finished episodes."""
 
@@ -39,6 +45,7 @@ class Scores(msgspec.Struct):
         """Those of further prompts."""
         self.rewards |= more.rewards
         self.failed += more.failed
+        self.faults |= more.faults
         self.played += more.played
         for status, count in more.statuses.items():
             self.statuses[status] = self.statuses.get(status, 0) + count
@@ -66,14 +73,14 @@ def evaluate(
     from echo2.cli.inputs import checked_config
 
     chosen = list(overrides or []) + ([f"model.path={model}"] if model else [])
-    config = checked_config(run, chosen)
-    other = None if against is None else checked_config(run, [*(overrides or []), f"model.path={against}"])
-    with tempfile.TemporaryDirectory(prefix="echo2-eval-") as aside:
+    with aside(), tempfile.TemporaryDirectory(prefix="echo2-eval-") as folder:
+        config = checked_config(run, chosen)
+        other = None if against is None else checked_config(run, [*(overrides or []), f"model.path={against}"])
         name = ""
         if run.is_dir() and not any(text.partition("=")[0].strip() == "model.path" for text in chosen):
-            config, name = with_newest(config, run, Path(aside) / "model")
+            config, name = with_newest(config, run, Path(folder) / "model")
         facts = compared(config, other, name)
-    print_json(facts) if as_json else print(_text(facts))
+    print_json(facts) if as_json else print(evaluation_text(facts))
 
 
 def compared(config: Config, other: Config | None = None, name: str = "") -> dict[str, Any]:
@@ -130,6 +137,7 @@ def summarise(scores: Scores) -> dict[str, Any]:
         "prompts": len(means),
         "replies": sum(len(rewards) for rewards in scores.rewards.values()),
         "failed": scores.failed,
+        "faults": [f"{prompt_id}: {reason}" for prompt_id, reason in scores.faults.items()][:SHOWN_FAULTS],
         "statuses": dict(sorted(scores.statuses.items())),
     }
 
@@ -145,14 +153,25 @@ def merged(parts: Sequence[Scores]) -> Scores:
 def report(task: Task, scores: Scores, samples: int, other: Scores | None = None) -> dict[str, Any]:
     """One task's figures: the metric it is known by, and whether ``samples`` replies a prompt give it."""
     facts = summarise(scores) | {"metric": str(task.metric), "excluded_rows": len(getattr(task, "excluded", []))}
-    facts["table"] = task.table(scores.played, None if other is None else other.played)
+    facts["table"] = _tabled(task, scores.played, None if other is None else other.played)
     if other is not None:
-        facts |= difference(scores, other) | {"table_against": task.table(other.played)}
+        facts |= difference(scores, other) | {"table_against": _tabled(task, other.played, None)}
     if task.pass_reward is not None:
         facts["measures"] = measures(scores.rewards, task.pass_reward, samples)
         if samples < task.metric.k:
             facts["to_report_it"] = f"{task.metric} needs eval.samples = {task.metric.k}, got {samples}"
     return facts
+
+
+def _tabled(task: Task, played: Sequence[Played], against: Sequence[Played] | None) -> list[dict[str, Any]]:
+    """The task's table; none where its own code cannot make it, which costs no score that was found."""
+    from echo2.data import given
+
+    try:
+        return given.table(task, played, against)
+    except TaskFault as fault:
+        note(f"echo2: {fault}")
+        return []
 
 
 async def _score(config: Config, tasks: list[tuple[Task, float]], by_task: dict[str, Scores], folder: Path) -> None:
@@ -226,6 +245,7 @@ async def _score_prompt(
     for row in await run_group(engine, task, chat, lease, rollout.thinking, SystemClock(), judged_apart):
         if row.status.is_failure:
             scores.failed += 1
+            scores.faults.setdefault(prompt.prompt_id, row.error or row.status.value)
             continue
         record = msgspec.msgpack.decode(row.record, type=Trajectory)
         scores.rewards.setdefault(prompt.prompt_id, []).append(record.reward)
@@ -233,62 +253,3 @@ async def _score_prompt(
         status = str(record.omega.get("status", "scored"))
         scores.statuses[status] = scores.statuses.get(status, 0) + 1
     return scores
-
-
-def _text(facts: dict[str, Any]) -> str:
-    mean, bounds = facts["reward_mean"], facts["reward_ci95"]
-    if mean is None:
-        return f"{facts['model']}: no reply could be scored, {facts['failed']} failed"
-    spread = f" (95 % interval {bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
-    counts = ", ".join(f"{name} {count}" for name, count in facts["statuses"].items())
-    head = (
-        f"{facts['model']}: mean reward {mean:.3f}{spread} over {facts['prompts']} held-out prompts, "
-        f"{facts['replies']} replies ({counts}), {facts['failed']} failed"
-    )
-    lines = [head]
-    several = len(facts["by_task"]) > 1
-    if facts.get("reward_more") is not None:
-        bounds = facts["reward_more_ci95"]
-        spread = f" (95 % interval {bounds[0]:+.3f} to {bounds[1]:+.3f})" if bounds else ""
-        lines.append(f"against {facts['against']}, on the same prompts: {facts['reward_more']:+.3f}{spread}")
-    for name, of_task in facts["by_task"].items():
-        if several or not of_task["table"]:
-            lines.append(_line(name, of_task, several))
-        lines += _table(of_task["table"]) if of_task["table"] else []
-    return "\n".join(lines)
-
-
-def _line(name: str, facts: dict[str, Any], several: bool) -> str:
-    """several: beside others, whose mean stands in the line above."""
-    measured = [
-        f"{metric} {found['value']:.3f}" + (" ({:.3f} to {:.3f})".format(*found["ci95"]) if found["ci95"] else "")
-        for metric, found in facts.get("measures", {}).items()
-        if found["value"] is not None
-    ]
-    parts = [", ".join(measured) or "no pass or fail in this task"]
-    if several and facts["reward_mean"] is not None:
-        told = ", ".join(measured) or f"mean reward {facts['reward_mean']:.3f}"
-        parts = [f"{told} over {facts['prompts']} prompts"]
-    if several and facts["failed"]:
-        parts.append(f"{facts['failed']} replies failed")
-    if facts["excluded_rows"]:
-        parts.append(f"{facts['excluded_rows']} rows left out")
-    if "to_report_it" in facts:
-        parts.append(facts["to_report_it"])
-    return f"{name}: {'; '.join(parts)}"
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of a table, a column for each key."""
-    columns = list(rows[0])
-    cells = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return " to ".join(map(_cell, value)) if isinstance(value, tuple) else str(value)

@@ -37,13 +37,14 @@ def _config_of_folder(folder: Path, overrides: Sequence[str]) -> Config:
 
 def check_parts(config: Config) -> None:
     """Raises ConfigError for tasks that cannot be loaded and for a model directory that is not whole."""
+    from echo2.data import given
     from echo2.data.registry import load_task
     from echo2.learning.pretrained import check_model_directory
 
     faults: list[str] = []
     for section in config.tasks:
         try:
-            load_task(section).size("train")
+            given.size(load_task(section), "train")
         except ConfigError as error:
             faults += error.faults
         except UserError as error:

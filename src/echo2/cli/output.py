@@ -5,10 +5,12 @@ Invariant: with ``--json`` standard output is one JSON object and nothing else; 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +31,24 @@ SetOption = Annotated[
 def print_json(value: Mapping[str, Any]) -> None:
     """One line of strict JSON: a number that JSON cannot write becomes null."""
     print(json.dumps(_strict(value), ensure_ascii=False, allow_nan=False))
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """What a task's own code prints meanwhile, and the processes that it starts, goes to standard error."""
+    sys.stdout.flush()
+    kept = None
+    with contextlib.suppress(OSError, ValueError):  # where standard output is no descriptor, Python's own is all
+        if sys.stdout.fileno() == 1:
+            kept = os.dup(1)
+            os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def note(text: str) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echo2.cli.output import JsonFlag, print_json
-from echo2.errors import ConfigError, Echo2Error, UserError
+from echo2.cli.output import JsonFlag, aside, print_json
+from echo2.cli.waiting import hang_named
+from echo2.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from echo2.config.sections import TaskSection
@@ -66,11 +67,18 @@ def show(
 ) -> None:
     """Show prompts as the model gets them with a good policy's replies, of games a whole game; with --model, token by
     token, those that bear loss marked."""
-    task, chosen = _task(name, options), _split(split)
-    chat = _chat(model)
-    shown = [_view(task, chat, chosen, index, thinking) for index in _indices(task, chosen, count)]
+    from echo2.data import given
+
+    chosen = _split(split)
+    with aside(), hang_named():
+        task = _task(name, options)
+        chat = _chat(model)
+        size = given.size(task, chosen)
+        shown = [_view(task, chat, chosen, index, thinking) for index in _indices(size, count)]
+    if not shown:
+        raise UserError(f"task {name} must have prompts of the split {split} to show, it has none")
     if as_json:
-        print_json({"task": name, "split": split, "size": task.size(chosen), "prompts": shown})
+        print_json({"task": name, "split": split, "size": size, "prompts": shown})
     else:
         print("\n\n".join(_text(view) for view in shown))
 
@@ -89,12 +97,13 @@ def check(
     from echo2.data.gold_episode import check_episodes
     from echo2.data.registry import load_task
 
-    section = _section(name, options)
-    task = load_task(section)
-    faults: list[str] = []
-    worker = _elsewhere(section, faults)
-    found = {split: inspect.check(task, count, split=split, worker=worker) for split in _SPLITS}
-    episodes = [asyncio.run(check_episodes(task, split=split, worker=worker)) for split in _SPLITS]
+    with aside(), hang_named():
+        section = _section(name, options)
+        task = load_task(section)
+        faults: list[str] = []
+        worker = _elsewhere(section, faults)
+        found = {split: inspect.check(task, count, split=split, worker=worker) for split in _SPLITS}
+        episodes = [asyncio.run(check_episodes(task, split=split, worker=worker)) for split in _SPLITS]
     failures = [*(checked.failures for checked in found.values()), *(failed for _, failed in episodes)]
     faults += [f"{prompt_id}: {sentence}" for some in failures for prompt_id, sentence in some]
     facts = {
@@ -124,18 +133,15 @@ def score(
     as_json: JsonFlag = False,
 ) -> None:
     """Score one reply against a gold answer, or as the reply to one of the task's prompts, as training does."""
-    task, chosen = _task(name, options), _split(split)
+    from echo2.data import given
+
     if (gold is None) == (index is None):
         raise typer.BadParameter("give either --gold or --index, to say what the reply is a reply to")
-    prompt = task.prompt_for_gold(gold) if gold is not None else _prompt(task, chosen, index or 0)
-    try:
-        judged = task.score(prompt, reply)
-    except Echo2Error:
-        raise
-    except Exception as error:  # people's own code
-        raise UserError(
-            f"the reply cannot be scored: {type(error).__name__}: {error}; in a run its row fails"
-        ) from error
+    chosen = _split(split)
+    with aside(), hang_named():
+        task = _task(name, options)
+        prompt = given.prompt_for_gold(task, gold) if gold is not None else _prompt(task, chosen, index or 0)
+        judged = given.score(task, prompt, _text_of(reply))
     print_json({"reward": judged.reward, "status": judged.status}) if as_json else print(
         f"{judged.reward:g} {judged.status}"
     )
@@ -152,13 +158,13 @@ def record(
     from echo2.data.sandbox.log import GameLog, encode_logs
     from echo2.data.sandbox.task import SandboxTask
 
-    task = _task("sandbox", options)
-    assert isinstance(task, SandboxTask), "the task registered as sandbox"
-
-    async def played() -> list[GameLog]:
+    async def played(task: SandboxTask) -> list[GameLog]:
         return [log async for log in task.record(games)]
 
-    logs = asyncio.run(played())
+    with aside(), hang_named():
+        task = _task("sandbox", options)
+        assert isinstance(task, SandboxTask), "the task registered as sandbox"
+        logs = asyncio.run(played(task))
     try:
         with out.open("xb") as file:
             file.write(encode_logs(logs))
@@ -210,16 +216,22 @@ def _split(name: str) -> Split:
     raise typer.BadParameter(f"--split must be train or eval, got {name}")
 
 
-def _indices(task: Task, split: Split, count: int) -> range:
-    size = task.size(split)
+def _indices(size: int | None, count: int) -> range:
     return range(count if size is None else min(count, size))
 
 
 def _prompt(task: Task, split: Split, index: int) -> Prompt:
-    size = task.size(split)
+    from echo2.data import given
+
+    size = given.size(task, split)
     if size is not None and index >= size:
         raise UserError(f"--index must be below the {size} prompts of the split {split}, got {index}")
-    return task.prompt(split, index)
+    return given.prompt(task, split, index)
+
+
+def _text_of(argument: str) -> str:
+    """An argument's bytes as text, read as a reply's tokens are: what is no UTF-8 becomes U+FFFD."""
+    return argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _chat(model: str | None) -> ChatFormat | None:
@@ -245,13 +257,13 @@ def _chat(model: str | None) -> ChatFormat | None:
 
 
 def _view(task: Task, chat: ChatFormat | None, split: Split, index: int, thinking: bool) -> dict[str, Any]:
-    from echo2.data import inspect
+    from echo2.data import given, inspect
 
-    prompt = task.prompt(split, index)
+    prompt = given.prompt(task, split, index)
     view: dict[str, Any] = {
         "prompt_id": prompt.prompt_id,
-        "messages": [dict(message) for message in task.messages(prompt)],
-        "gold_reply": task.gold_reply(prompt),
+        "messages": [dict(message) for message in given.messages(task, prompt)],
+        "gold_reply": given.gold_reply(task, prompt),
         "gold_turns": [dict(message) for message in inspect.gold_turns(task, prompt)],
     }
     if chat is not None:

@@ -27,13 +27,18 @@ from echo2.data.auditing import Audits
 from echo2.data.buffer import Buffer, BufferRules
 from echo2.data.cursor import PromptCursor
 from echo2.data.rescoring import Docket
+from echo2.errors import TaskFault
 from echo2.ports import EventLog, Ids
 from echo2.provisioning.ledger import Ledger
 from echo2.transport.messages import AssetFile
-from echo2.types import Policy
+from echo2.types import Policy, Prompt
 
 BEFORE_RESTART = "before a restart"
 """What was spent between a step and the end of the coordinator's life, whoever it was spent on."""
+
+
+MOST_PASSED_OVER = 100
+"""Prompts in a row that their task could not give; after so many, it will give none."""
 
 
 class Books:
@@ -104,6 +109,23 @@ class Books:
             self._written = written
             operations.append(RunPut(msgspec.msgpack.decode(written, type=RunState)))
         return operations
+
+    # ---- prompts -----------------------------------------------------------------------------------------------
+
+    def next_prompt(self) -> Prompt:
+        """The prompt at the cursor, which moves on. Those that their task cannot give are passed over and told: one bad
+        row costs its group, not the run. Raises TaskFault when there are only such."""
+        failed: TaskFault | None = None
+        for _ in range(MOST_PASSED_OVER):
+            position = self.state.cursor
+            self.state.cursor += 1
+            try:
+                return self.prompts.prompt(position)
+            except TaskFault as fault:
+                failed = fault
+                self.events.emit("prompt_passed_over", position=position, error=str(fault))
+        assert failed is not None, "the loop ran"
+        raise failed
 
     # ---- time and money -----------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import signal
 import sys
@@ -23,8 +22,10 @@ import numpy as np
 
 from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.frames import LENGTH_BYTES, packed
+from echo2.data.given import ENDINGS, checked, ended
 from echo2.data.registry import load_tasks
-from echo2.data.task import Task
+from echo2.data.task import Score, Task
+from echo2.errors import TaskFault
 from echo2.run.folder import RunFolder
 from echo2.types import TOKEN_DTYPE, Prompt
 
@@ -99,13 +100,19 @@ def _opened(root: Path) -> tuple[Mapping[str, Task], ChatFormat]:
 def _scored(tasks: Mapping[str, Task], chat: ChatFormat, ask: Ask, runner: asyncio.Runner) -> Told | Failed:
     try:
         reply = chat.decode(np.frombuffer(ask.reply, TOKEN_DTYPE).tolist())
-        score = runner.run(tasks[ask.prompt.task].judge(ask.prompt, reply))
-        reward = float(score.reward)
+        score = checked(runner.run(_judged(tasks[ask.prompt.task], ask.prompt, reply)))
+    except TaskFault as error:
+        return Failed(str(error)[:300])
     except Exception as error:
         return Failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])
-    if not math.isfinite(reward):
-        return Failed(f"a reward must be finite, got {reward}")
-    return Told(reward, str(score.status))
+    return Told(score.reward, score.status)
+
+
+async def _judged(task: Task, prompt: Prompt, reply: str) -> Score:
+    try:
+        return await task.judge(prompt, reply)
+    except ENDINGS as error:
+        raise ended(error) from error
 
 
 def _next(asks: BinaryIO) -> Ask | None:

@@ -226,9 +226,7 @@ class WorkerDesk:
         closed = self.gate(installed.version)
         if closed is not None:
             return closed
-        prompt = self.books.prompts.prompt(self.state.cursor)
-        self.state.cursor += 1
-        return self.buffer.open_group(prompt, self.config.rollout.group_size)
+        return self.buffer.open_group(self.books.next_prompt(), self.config.rollout.group_size)
 
     def _grant(
         self,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
+from echo2.data import given
 from echo2.data.task import Split, Task
 from echo2.errors import ConfigError
 from echo2.types import Prompt
@@ -31,7 +32,7 @@ class PromptCursor:
         self._tasks = [task for task, _ in tasks]
         self._weights = [weight for _, weight in tasks]
         self._seed = seed
-        self._sizes = [task.size("train") for task in self._tasks]
+        self._sizes = [given.size(task, "train") for task in self._tasks]
         for task, size in zip(self._tasks, self._sizes, strict=True):
             if size == 0:
                 raise ConfigError(f"task {task.name} must have at least one training prompt, it has none")
@@ -56,9 +57,9 @@ class PromptCursor:
         """The prompt a task gives when ``drawn`` were taken from it before."""
         task, size = self._tasks[which], self._sizes[which]
         if size is None:
-            return task.prompt("train", drawn)
+            return given.prompt(task, "train", drawn)
         epoch, place = divmod(drawn, size)
-        return task.prompt("train", _epoch_order(task.name, size, self._seed, epoch)[place])
+        return given.prompt(task, "train", _epoch_order(task.name, size, self._seed, epoch)[place])
 
 
 def held_out_prompts(tasks: Sequence[tuple[Task, float]], count: int) -> list[Prompt]:
@@ -67,8 +68,8 @@ def held_out_prompts(tasks: Sequence[tuple[Task, float]], count: int) -> list[Pr
     prompts: list[Prompt] = []
     shares = _shares([weight for _, weight in tasks], max(count, len(tasks)))
     for (task, _), share in zip(tasks, shares, strict=True):
-        size = task.size(split)
-        prompts += [task.prompt(split, index) for index in range(share if size is None else min(share, size))]
+        size = given.size(task, split)
+        prompts += [given.prompt(task, split, index) for index in range(share if size is None else min(share, size))]
     return prompts
 
 

@@ -11,7 +11,9 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 
+from echo2.data import given
 from echo2.data.task import Episode, Message, Split, Task
+from echo2.errors import TaskFault
 from echo2.types import Prompt
 
 EPISODES = 5
@@ -60,20 +62,28 @@ async def check_episodes(
     worker: the task as another machine makes it; ``task`` itself where it has no files.
     """
     worker = worker or task
-    size = task.size(split)
     played, failures = 0, []
-    for index in range(EPISODES if size is None else min(EPISODES, size)) if has_episodes(task) else ():
-        prompt = task.prompt(split, index)
-        gold = task.gold_talk(prompt)
-        faults = [] if gold is None else [await _gold_fault(worker, prompt, gold)]
-        faults.append(await _silent_fault(worker, prompt))
+    if not has_episodes(task):
+        return played, failures
+    size = given.size(task, split)
+    for index in range(EPISODES if size is None else min(EPISODES, size)):
+        name = f"{split}/{index}"
+        try:
+            prompt = given.prompt(task, split, index)
+            name = prompt.prompt_id
+            gold = given.gold_talk(task, prompt)
+            faults = [] if gold is None else [await _gold_fault(worker, prompt, gold)]
+            faults.append(await _silent_fault(worker, prompt))
+        except TaskFault as fault:
+            failures.append((name, str(fault)))
+            continue
         played += len(faults)
-        failures += [(prompt.prompt_id, fault) for fault in faults if fault]
+        failures += [(name, fault) for fault in faults if fault]
     return played, failures
 
 
 async def _gold_fault(task: Task, prompt: Prompt, gold: Sequence[Message]) -> str:
-    wanted, opening = _plain(gold), len(task.messages(prompt))
+    wanted, opening = _plain(gold), len(given.messages(task, prompt))
     replies = [content for role, content in wanted[opening:] if role == "assistant"]
     actor = _Actor(iter(replies))
     what = "an episode of the gold talk's replies"
@@ -105,7 +115,9 @@ async def _silent_fault(task: Task, prompt: Prompt) -> str:
 async def _played(task: Task, prompt: Prompt, actor: _Actor) -> Episode | Exception:
     try:
         async with asyncio.timeout(EPISODE_S):
-            return await task.rollout(prompt, actor)
+            return given.checked_episode(await task.rollout(prompt, actor))
+    except SystemExit as error:
+        return given.ended(error)
     except Exception as error:  # people's own code
         return error
 

@@ -9,13 +9,17 @@ from collections.abc import Sequence
 
 import msgspec
 
+from echo2.data import given
 from echo2.data.chat import ChatFormat
 from echo2.data.rescoring import is_verifiable
 from echo2.data.task import Message, Score, Split, Task
+from echo2.errors import TaskFault, UserError
 from echo2.types import Prompt
 
 SCORED_TWICE = 20
 """Prompts of a split whose gold replies are scored again: scoring may be dear, and chance shows soon."""
+SHOWN_CHARS = 200
+"""Of a gold reply in a sentence."""
 
 
 class TokenRow(msgspec.Struct, frozen=True):
@@ -53,8 +57,8 @@ class Check(msgspec.Struct, frozen=True):
 
 def show(task: Task, chat: ChatFormat, index: int, *, split: Split = "train", thinking: bool = False) -> Shown:
     """Prompt ``index`` and a good policy's episode of it, token by token; without gold replies, the prompt alone."""
-    prompt = task.prompt(split, index)
-    messages, turns = task.messages(prompt), gold_turns(task, prompt)
+    prompt = given.prompt(task, split, index)
+    messages, turns = given.messages(task, prompt), gold_turns(task, prompt)
     return Shown(prompt, messages, turns, episode_rows(chat, messages, turns, thinking=thinking))
 
 
@@ -84,8 +88,8 @@ def _rows(chat: ChatFormat, token_ids: Sequence[int], sampled: bool) -> list[Tok
 
 def gold_turns(task: Task, prompt: Prompt) -> list[Message]:
     """What follows the opening in a good episode: replies, and what the policy is told between them."""
-    talk = task.gold_talk(prompt)
-    return [] if talk is None else talk[len(task.messages(prompt)) :]
+    talk = given.gold_talk(task, prompt)
+    return [] if talk is None else talk[len(given.messages(task, prompt)) :]
 
 
 def check(task: Task, count: int, *, split: Split = "train", worker: Task | None = None) -> Check:
@@ -95,73 +99,81 @@ def check(task: Task, count: int, *, split: Split = "train", worker: Task | None
     worker: the task as another machine makes it, which lacks its files; ``task`` itself where it has none.
     """
     worker = worker or task
-    size = task.size(split)
+    size = given.size(task, split)
     checked = without_gold = 0
     failures: list[tuple[str, str]] = []
     for index in range(count if size is None else min(count, size)):
-        prompt = task.prompt(split, index)
-        arrived = _arrived(prompt, task.prompt(split, index))
-        if isinstance(arrived, str):
-            failures.append((prompt.prompt_id, arrived))
-            continue
-        reply = task.gold_reply(prompt)
-        if reply is None:
-            without_gold += 1
-            continue
-        checked += 1
-        early = checked <= SCORED_TWICE
-        fault = _misjudged(worker, arrived, reply, twice=early)
-        if worker is not task and early and not fault:
-            fault = _misread(worker, arrived, task.messages(prompt))
-        if fault:
-            failures.append((prompt.prompt_id, fault))
+        name = f"{split}/{index}"
+        try:
+            prompt = given.prompt(task, split, index)
+            name = prompt.prompt_id
+            arrived = _arrived(prompt, given.prompt(task, split, index))
+            messages = given.messages(task, arrived)
+            reply = given.gold_reply(task, arrived)
+            if reply is None:
+                without_gold += 1
+                continue
+            checked += 1
+            early = checked <= SCORED_TWICE
+            _check_scores(worker, arrived, reply, twice=early)
+            if worker is not task and early:
+                _check_messages(worker, arrived, messages)
+        except TaskFault as fault:
+            failures.append((name, str(fault)))
     return Check(checked, without_gold, failures)
 
 
-def _arrived(prompt: Prompt, again: Prompt) -> Prompt | str:
-    """The prompt as a worker gets it, or what is wrong with it."""
-    if again != prompt:
-        return "the prompt must be the same when it is made again: it may follow from options, split and index only"
+def _arrived(prompt: Prompt, again: Prompt) -> Prompt:
+    """The prompt as a worker gets it. Raises TaskFault."""
     try:
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(prompt), type=Prompt)
-    except (TypeError, OverflowError, msgspec.MsgspecError) as error:
-        return f"the prompt's content must be plain data that can be sent, got: {error}"
-
-
-def _misread(worker: Task, prompt: Prompt, messages: list[Message]) -> str:
-    """What is wrong with the messages that another machine makes of a prompt."""
-    try:
-        made: object = worker.messages(prompt)
-    except Exception as error:  # people's own code
-        made = f"{type(error).__name__}: {error}"
-    return "" if made == messages else f"messages must follow from the prompt on a machine without files, got {made}"
-
-
-def _misjudged(task: Task, prompt: Prompt, reply: str, *, twice: bool) -> str:
-    full = 1.0 if task.pass_reward is None else task.pass_reward
-    judged = _judged(task, prompt, reply)
-    if isinstance(judged, str) or judged.reward < full:
-        return f"the gold reply {reply!r} must get reward {full:g}, got {_told(judged)}"
-    if not is_verifiable(task):
-        return ""
-    again = _judged(task, prompt, reply) if twice else judged
-    if isinstance(again, str) or not task.agrees(judged, again):
-        return (
-            f"the gold reply {reply!r} must be scored alike each time, got {_told(judged)} and then {_told(again)}: "
-            "set verifiable = False where that cannot be"
+        sent = msgspec.msgpack.encode(prompt)
+        arrived = msgspec.msgpack.decode(sent, type=Prompt)
+    except Exception as error:  # whatever their values raise while they are encoded
+        raise TaskFault(
+            f"the prompt's content must be plain data that can be sent, got: {type(error).__name__}: {error}"
+        ) from error
+    if msgspec.msgpack.encode(again) != sent:
+        raise TaskFault(
+            "the prompt must be the same when it is made again: it may follow from options, split and index only"
         )
-    empty = _judged(task, prompt, "")
-    if not isinstance(empty, str) and empty.reward >= full:
-        return f"an empty reply must get less than the gold reply's {full:g}, got {_told(empty)}"
-    return ""
+    return arrived
 
 
-def _judged(task: Task, prompt: Prompt, reply: str) -> Score | str:
+def _check_messages(worker: Task, prompt: Prompt, messages: list[Message]) -> None:
+    """Raises TaskFault where another machine makes other messages of a prompt."""
     try:
-        return task.score(prompt, reply)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        made: object = given.messages(worker, prompt)
+    except UserError as fault:
+        made = fault
+    if made != messages:
+        raise TaskFault(f"messages must follow from the prompt on a machine without files, got {made}")
 
 
-def _told(judged: Score | str) -> str:
-    return judged if isinstance(judged, str) else f"{judged.reward:g} ({judged.status})"
+def _check_scores(task: Task, prompt: Prompt, reply: str, *, twice: bool) -> None:
+    """Raises TaskFault."""
+    full = 1.0 if task.pass_reward is None else task.pass_reward
+    judged = given.score(task, prompt, reply)
+    if judged.reward < full:
+        raise TaskFault(f"the gold reply {_cut(reply)} must get reward {full:g}, got {_told(judged)}")
+    if not is_verifiable(task):
+        return
+    again = given.score(task, prompt, reply) if twice else judged
+    if not given.agrees(task, judged, again):
+        raise TaskFault(
+            f"the gold reply {_cut(reply)} must be scored alike each time, got {_told(judged)} and then {_told(again)}:"
+            " set verifiable = False where that cannot be"
+        )
+    try:
+        empty = given.score(task, prompt, "")
+    except TaskFault:
+        return  # a row that fails is paid nothing
+    if empty.reward >= full:
+        raise TaskFault(f"an empty reply must get less than the gold reply's {full:g}, got {_told(empty)}")
+
+
+def _told(judged: Score) -> str:
+    return f"{judged.reward:g} ({judged.status})"
+
+
+def _cut(reply: str) -> str:
+    return repr(reply) if len(reply) <= SHOWN_CHARS else f"{reply[:SHOWN_CHARS]!r}…"

@@ -6,9 +6,7 @@ Invariant: whatever is wrong with a task's name or options is a ConfigError that
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
-import traceback
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import PurePath
@@ -16,7 +14,9 @@ from typing import Any
 
 from echo2.config.places import path_keys
 from echo2.config.sections import TaskSection
+from echo2.data.given import told
 from echo2.data.gyms.gym import Gym
+from echo2.data.imported import imported
 from echo2.data.task import Task
 from echo2.errors import ConfigError, UserError
 
@@ -80,10 +80,10 @@ def load_task(section: TaskSection) -> Task:
             raise ConfigError(faults)
     try:
         task = kind(**options)
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        raise ConfigError(f"task {section.name} must take its options, it raised {_told(error)}") from error
+    except BaseException as error:  # a person's own code, which may even try to end the program
+        raise ConfigError(f"task {section.name} must take its options, it raised {told(error)}") from error
     task.name, task.options = section.called, dict(section.options)
     return task
 
@@ -105,15 +105,6 @@ def _unknown(task: str, key: str, known: list[str]) -> str:
     return f"{task} has no option {key!r}{hint} (it has {', '.join(known) or 'none'})"
 
 
-def _told(error: Exception) -> str:
-    """Kind, words and place of an error in a person's own code."""
-    place = ""
-    if error.__traceback__ is not None and not isinstance(error, SyntaxError):  # whose words name file and line
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place = f" ({last.filename}, line {last.lineno})"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"
-
-
 def _registered() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
 
@@ -133,18 +124,11 @@ def _kind_and_options(section: TaskSection) -> tuple[type[Task], dict[str, Any]]
 def _find(name: str) -> type[Task]:
     registered = _registered()
     target = registered[name].value if name in registered else BUILT_IN.get(name, name)
-    module_name, _, class_name = target.partition(":")
-    if not class_name:
+    if not target.partition(":")[2]:
         near = difflib.get_close_matches(name, task_names(), 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"a task must be one of {', '.join(task_names())} or module:Class, got {name!r}{hint}")
-    try:
-        kind = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        cure = "install its package or add its folder to PYTHONPATH"
-        raise ConfigError(f"task {name} must be importable here: {error}; {cure}") from error
-    except Exception as error:  # whatever a person's file does while it is read
-        raise ConfigError(f"task {name} must be importable here: {module_name} raised {_told(error)}") from error
+    kind = imported(f"task {name}", target)
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         hint = f"; a game is an option of a task: sandbox with sandbox={name}" if hasattr(kind, "reset") else ""
         raise ConfigError(f"task {name} must be a subclass of echo2.data.task.Task, got {kind!r}{hint}")

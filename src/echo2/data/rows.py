@@ -7,9 +7,12 @@ a ConfigError.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+import math
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,11 @@ import msgspec
 from echo2.errors import ConfigError
 
 Fields = dict[str, Any]
+
+MAX_TEXT_CHARS = 1_000_000
+"""Of a question: far more than any model reads, far less than a message may hold."""
+SHOWN_CHARS = 100
+"""Of a wrong value in a sentence."""
 
 
 class Excluded(msgspec.Struct, frozen=True):
@@ -40,13 +48,42 @@ def read_rows(path: str, task: str) -> Iterator[tuple[int, Fields | ValueError]]
         elif file.suffix == ".csv":
             yield from _csv(file.read_text(encoding="utf-8-sig"))
         elif file.suffix == ".json":
-            yield from enumerate(map(_object, _array(file.read_bytes())), 1)
+            yield from enumerate(map(_object, _array(_read(file))), 1)
         else:
-            yield from _jsonl(file.read_bytes())
+            yield from _jsonl(_read(file))
     except OSError as error:
         raise ConfigError(f"{task}: path must name a readable file, got {path!r}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error, msgspec.DecodeError) as error:
+    except (UnicodeDecodeError, csv.Error, msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{task}: {path} must be {file.suffix[1:]} in UTF-8: {error}") from error
+
+
+def text_of(name: str, value: Any) -> str:
+    """A question. Raises ValueError for what is none."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"field {name} must be a text, got {_shown(value)}")
+    if len(value) > MAX_TEXT_CHARS:
+        raise ValueError(f"field {name} must have at most {MAX_TEXT_CHARS} characters, got {len(value)}")
+    return value
+
+
+def answer_of(name: str, value: Any) -> str:
+    """A gold answer, numbers without an exponent, which would be read as a product. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        raise ValueError(f"field {name} must be a text or a number, got {_shown(value)}")
+    if isinstance(value, str):
+        return value
+    if not math.isfinite(value):
+        raise ValueError(f"field {name} must be a finite number, got {value}")
+    return format(Decimal(repr(value)) if isinstance(value, float) else Decimal(value), "f")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
+
+
+def _read(file: Path) -> bytes:
+    return file.read_bytes().removeprefix(codecs.BOM_UTF8)
 
 
 def _jsonl(content: bytes) -> Iterator[tuple[int, Fields | ValueError]]:
@@ -55,7 +92,7 @@ def _jsonl(content: bytes) -> Iterator[tuple[int, Fields | ValueError]]:
             continue
         try:
             yield number, _object(msgspec.json.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             yield number, ValueError(f"a row must be a JSON object: {error}")
 
 
@@ -78,7 +115,7 @@ def _csv(content: str) -> Iterator[tuple[int, Fields | ValueError]]:
 
 def _parquet(file: Path, task: str) -> Iterator[Fields | ValueError]:
     try:
-        from pyarrow import ArrowInvalid
+        from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise ConfigError(f"{task}: Parquet files need pyarrow; pip install 'echo2[maths]'") from error
@@ -86,5 +123,5 @@ def _parquet(file: Path, task: str) -> Iterator[Fields | ValueError]:
         with ParquetFile(file) as table:
             for batch in table.iter_batches():
                 yield from batch.to_pylist()
-    except ArrowInvalid as error:
+    except ArrowException as error:
         raise ConfigError(f"{task}: {file} must be a Parquet file: {error}") from error

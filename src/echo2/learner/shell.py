@@ -19,6 +19,7 @@ from echo2.broadcast.changes import Changes, FindChanges, encode_changes
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.snapshot import RawTensor, write_snapshot
 from echo2.config.root import Config
+from echo2.data import given
 from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.cursor import PromptCursor
 from echo2.data.registry import load_tasks
@@ -180,7 +181,7 @@ def _gold_batches(config: Config, model_dir: Path) -> GoldBatches:
         first = step * WARM_START_REPLIES
         for position in range(first, first + WARM_START_REPLIES * WARM_START_TRIES):
             prompt = cursor.prompt(position)
-            messages = tasks[prompt.task].gold_talk(prompt)
+            messages = given.gold_talk(tasks[prompt.task], prompt)
             if messages is not None:
                 talks.append(gold_turns(messages, chat, config.rollout.thinking, config.learning.micro_batch_tokens))
             if sum(map(len, talks)) >= WARM_START_REPLIES:

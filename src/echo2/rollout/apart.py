@@ -10,7 +10,9 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+from echo2.data.given import ENDINGS, ended, one_process, told
 from echo2.data.task import Score
+from echo2.errors import TaskFault
 
 
 async def judged_apart(judge: Callable[[], Score]) -> Score:
@@ -30,9 +32,12 @@ async def judged_apart(judge: Callable[[], Score]) -> Score:
         score: Score | None = None
         error: BaseException | None = None
         try:
-            score = judge()
-        except Exception as problem:
-            error = problem
+            with one_process():
+                score = judge()
+        except ENDINGS as problem:
+            error = ended(problem)  # in a thread, where Ctrl-C never arrives, only their code raises these
+        except BaseException as problem:
+            error = problem if isinstance(problem, Exception) else TaskFault(told(problem))
         try:
             loop.call_soon_threadsafe(settle, score, error)
         except RuntimeError:

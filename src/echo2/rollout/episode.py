@@ -10,14 +10,15 @@ in as many conversations as there are indices, side by side.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 import msgspec
 
+from echo2.data import given
 from echo2.data.chat import ChatFormat
+from echo2.data.given import ENDINGS, ended
 from echo2.data.task import Episode, Message, Score, Task
-from echo2.errors import EngineError
+from echo2.errors import EngineError, TaskFault
 from echo2.ports import Clock
 from echo2.rollout.engine import Completion, Engine, Heard
 from echo2.rollout.spoken import replies
@@ -158,6 +159,8 @@ class _Group:
                 await work
         except TimeoutError:
             status, error = RowStatus.TIMEOUT, f"no result within {self._lease.timeout_s:g} s"
+        except ENDINGS as problem:
+            status, error = RowStatus.ERROR, _sentence(ended(problem))
         except Exception as problem:
             status, error = _status_of(problem), _sentence(problem)
         else:
@@ -167,7 +170,7 @@ class _Group:
 
     async def _one_turn(self) -> None:
         prompt, indices = self._lease.prompt, self._lease.indices
-        messages = self._task.messages(prompt)
+        messages = given.messages(self._task, prompt)
         fed = self._chat.render(messages, thinking=self._thinking)
 
         def generate(heard: Heard | None = None) -> Coroutine[None, None, list[Completion]]:
@@ -205,6 +208,8 @@ class _Group:
             else:
                 score = await self._judged_where(lambda: self._task.score(prompt, reply))
             self._finish(index, talk, Episode(score, self._task.metadata(prompt, reply)))
+        except ENDINGS as problem:
+            self._rows[index] = RowSubmission(index, RowStatus.ERROR, _sentence(ended(problem)))
         except Exception as problem:
             self._rows[index] = RowSubmission(index, _status_of(problem), _sentence(problem))
 
@@ -220,7 +225,8 @@ class _Group:
     def _open_talk(self, sampling: Sampling, index: int = 0) -> Conversation:
         return Conversation(self._engine, self._chat, sampling, self._thinking, index)
 
-    def _finish(self, index: int, talk: Conversation, episode: Episode) -> None:
+    def _finish(self, index: int, talk: Conversation, finished: Episode) -> None:
+        episode = given.checked_episode(finished)
         if not self._engine.capabilities.token_in:
             episode = msgspec.structs.replace(episode, omega={**episode.omega, "retokenised": True})
         record = _record(self._lease, self._sampling, talk, episode, self._clock.monotonic() - self._started_s)
@@ -233,9 +239,6 @@ def _record(
     """Raises EngineError or ValueError for an episode that makes no record."""
     if not talk.completions:
         raise ValueError("an episode must hold at least one reply of the policy, it holds none")
-    reward = float(episode.score.reward)
-    if not math.isfinite(reward):
-        raise ValueError(f"a reward must be finite, got {reward}")
     oldest = min(completion.policy_min for completion in talk.completions)
     newest = max(completion.policy_max for completion in talk.completions)
     has_logprobs = all(completion.logprobs is not None for completion in talk.completions)
@@ -243,7 +246,7 @@ def _record(
         task=lease.prompt.task,
         prompt_id=lease.prompt.prompt_id,
         segments=tuple(talk.segments) if oldest == newest else _versioned(talk.segments, talk.completions),
-        reward=reward,
+        reward=episode.score.reward,
         policy_min=oldest,
         policy_max=newest,
         finish_reason=talk.completions[-1].finish_reason,
@@ -296,5 +299,5 @@ def _status_of(problem: Exception) -> RowStatus:
 
 def _sentence(problem: Exception) -> str:
     text = " ".join(str(problem).split())
-    kind = "" if isinstance(problem, EngineError) else f"{type(problem).__name__}: "
+    kind = "" if isinstance(problem, EngineError | TaskFault) else f"{type(problem).__name__}: "
     return f"{kind}{text}"[:MAX_ERROR_CHARS]

@@ -157,3 +157,15 @@ def test_the_judging_code_and_its_libraries_are_part_of_the_fingerprint(monkeypa
         of_other_libraries = load("maths").fingerprint()
     monkeypatch.setattr(Maths, "judging_modules", lambda self: ())
     assert len({before, of_other_libraries, load("maths").fingerprint()}) == 3
+
+
+def test_numbers_of_a_table_are_golds_as_they_are_and_missing_ones_are_none(tmp_path: Path) -> None:
+    """A gold `nan` would be the product of three letters, `1e-07` a difference: prompts that nobody can get right."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"problem": ["a", "b", "c"], "answer": [1e-07, float("nan"), 2.0]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    task = Maths(path=str(tmp_path / "a.parquet"))
+    assert [row.line for row in task.excluded] == [2]
+    assert "must be a finite number, got nan" in str(task.excluded[0])
+    assert task.score(task.prompt("train", 0), r"\boxed{10^{-7}}").reward == 1.0
+    assert task.score(task.prompt("train", 0), r"\boxed{0.0000001}").reward == 1.0

@@ -5,17 +5,22 @@ import tomllib
 from collections import Counter
 from itertools import accumulate, groupby
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from chat_tokenizer import PLAIN, save_tokenizer
-from games import CHAT, Sampler, calls, games, ids, mask, sandbox_task
+from games import CHAT, NOW, Sampler, StubClock, calls, games, ids, mask, sandbox_task
 
 from echo2.config.sections import TaskSection
 from echo2.data.inspect import check, show
 from echo2.data.registry import load_task
 from echo2.data.sandbox.log import encode_logs, messages_of, read_logs
+from echo2.data.sandbox.sandbox import Outcome, Turn
 from echo2.data.template_chat import TemplateChat
 from echo2.errors import ConfigError
+from echo2.rollout.episode import run_group
+from echo2.transport.messages import LeaseGrant
+from echo2.types import RowStatus, Sampling
 
 THOUGHT = "<think>\nThey are weak.\n</think>\n\n"
 
@@ -98,6 +103,64 @@ async def test_b01_what_an_opponent_says_reaches_the_policy_only_as_what_was_don
     assert len(engine.gave) > 2
     assert "I fold" not in CHAT.decode(ids(trajectory))
     assert ids(trajectory).count(CHAT.START) == 2 * len(engine.gave) + 1
+
+
+class Mute:
+    """An opponent that answers nothing."""
+
+    async def __call__(self, messages: object) -> object:
+        return None
+
+
+class Bankrupt:
+    def __init__(self) -> None:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("Mute", "an opponent must answer with a text, got NoneType"),
+        ("Bankrupt", "must take its options, it raised SystemExit: 3"),
+        ("Nobody", "must be importable here"),
+    ],
+)
+async def test_an_opponent_that_cannot_play_fails_the_game_and_nobody_wins_it(model: str, words: str) -> None:
+    task = sandbox_task(opponents=[{"name": "other", "model": f"{__name__}:{model}"}])
+    prompt = next(p for i in range(50) if (p := task.prompt("train", i)).content["seat"] == 0)
+    lease = LeaseGrant("lease", 1, 1, prompt, (0,), Sampling(1.0, 1.0, 64, 0), NOW, 60.0, "train")
+    (row,) = await run_group(Sampler(calls), task, CHAT, lease, False, StubClock())  # type: ignore[arg-type]
+    assert row.status is RowStatus.ERROR
+    assert words in row.error
+
+
+class Endless:
+    """Both seats are asked for ever, seat 1 by a rule that never waits."""
+
+    seats, rules, currency, default_rule, fault_cost = 2, "Go on.", "chips", "nothing happens", 1.0
+    measure = ("chips", 1.0)
+    bots: ClassVar = {"on": lambda view, draw: "on"}
+
+    def reset(self, seed: int) -> Turn:
+        return Turn(1, "on?", None, "on")
+
+    def step(self, reply: str) -> Outcome:
+        return Outcome("on", Turn(1, "on?", None, "on"))
+
+    def gain(self, seat: int) -> float:
+        return 0.0
+
+    def likeness(self, seat: int) -> str:
+        return ""
+
+
+async def test_a_game_that_does_not_end_is_given_up_in_time() -> None:
+    """I7: rule bots never wait for anything, so nothing but the game itself could let the clock be heard."""
+    task = sandbox_task(sandbox=f"{__name__}:Endless", opponents=["on"])
+    prompt = next(p for i in range(50) if (p := task.prompt("train", i)).content["seat"] == 0)
+    lease = LeaseGrant("lease", 1, 1, prompt, (0,), Sampling(1.0, 1.0, 64, 0), NOW, 0.05, "train")
+    (row,) = await run_group(Sampler(calls), task, CHAT, lease, False, StubClock())  # type: ignore[arg-type]
+    assert row.status is RowStatus.TIMEOUT
 
 
 async def test_g09_a_reply_that_is_no_action_costs_is_asked_again_and_then_the_default_is_taken() -> None:

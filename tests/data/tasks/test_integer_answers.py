@@ -43,7 +43,7 @@ def test_bad_rows_are_excluded_and_counted_with_their_line(tmp_path: Path) -> No
     assert task.size("train") == 2
     assert [entry.line for entry in task.excluded] == [2, 3, 4, 5, 6, 7]
     assert str(task.excluded[1]) == f"{path}, row 3: a gold answer must be an integer, got ''"
-    assert "'answer' must be an integer, got None (fields: ['question'])" in str(task.excluded[0])
+    assert "'answer' must be a text or a number, got None (fields: ['question'])" in str(task.excluded[0])
 
 
 def test_fields_and_a_held_out_file_are_configurable(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ _MINUS = str.maketrans(dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _MARK = re.compile(r"####|\banswer\b[*_\s]*(?:\bis\b[*_ \t]*:?|:)", re.IGNORECASE)
 _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_SENTENCE_END = re.compile(r"[.!?]\s+(?=[A-Z])|,?\s+(?:because|since|which|as|so|I hope)\b")
+_SENTENCE_END = re.compile(r"[.!?]\s++(?=[A-Z])|(?:,|(?<![\s,]))\s++(?:because|since|which|as|so|I hope)\b")
+"""A run of spaces is looked at once, from its beginning: from each of its places it would take the square of it."""
 _BEFORE_ANSWER = re.compile(r"(?:\.{2,}|…|[\s*_`:=])+")
 _DIGIT = re.compile("[0-9]")
 _MARKUP = " \t\r\n*_`"
@@ -32,7 +33,7 @@ _NUMBER = re.compile(
     rf"(?:{WHOLE}(?:\.[0-9]+)?|(?<![0-9A-Za-z.])\.[0-9]+)(?P<exponent>[eE][+-]?[0-9]+)?(?:/[0-9]+)?"
 )
 _FRACTION = re.compile(r"\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}")
-_AFTER_NUMBER = re.compile(r"""[\s.,!?*_$)\]}"'`°%\\]*(?:[A-Za-z]+[ ]?){0,2}[\s.!?*_$)\]}"'`]*""")
+_AFTER_NUMBER = re.compile(r"""[\s.,!?*_$)\]}"'`°%\\]*+(?:[A-Za-z]++[ ]?){0,2}[\s.!?*_$)\]}"'`]*""")
 
 
 def plain_minus(text: str) -> str:

@@ -23,7 +23,7 @@ from echo2.data.maths.extract import find_answer
 from echo2.data.maths.frames import Outcome
 from echo2.data.maths.grader import Grader, grader
 from echo2.data.maths.presets import PRESETS, Preset
-from echo2.data.rows import Excluded, Fields, read_rows
+from echo2.data.rows import Excluded, Fields, answer_of, read_rows, text_of
 from echo2.data.task import Message, Score, Split, Task
 from echo2.errors import ConfigError, UserError
 from echo2.types import Prompt
@@ -213,18 +213,15 @@ class Maths(Task):
             raise fields
         question_names, answer_names = ((own,) if own else names for own, names in zip(
             self._columns, (preset.question, preset.answer), strict=True))  # fmt: skip
-        question, gold = _field(fields, question_names), _field(fields, answer_names)
-        if not isinstance(question, str) or not question.strip():
-            raise ValueError(f"field {' or '.join(question_names)} must be a text, got {question!r}")
-        if isinstance(gold, bool) or not isinstance(gold, str | int | float):
-            raise ValueError(f"field {' or '.join(answer_names)} must be a text or a number, got {gold!r}")
+        question = text_of(" or ".join(question_names), _field(fields, question_names))
+        gold = answer_of(" or ".join(answer_names), _field(fields, answer_names))
         kind = self._kind or preset.kind
         if preset.kind_field and self._kind is None:
             named = str(fields.get(preset.kind_field))
             if named not in preset.kinds:
                 raise ValueError(f"field {preset.kind_field} must be one of {', '.join(preset.kinds)}, got {named!r}")
             kind = preset.kinds[named]
-        text = gold_text(str(gold))
+        text = gold_text(gold)
         fault = unusable_gold(text, kind)
         if fault:
             raise ValueError(f"the gold answer {text[:80]!r} cannot be used: {fault}")

@@ -5,20 +5,19 @@ Invariant: a name that cannot be had is a ConfigError that says what is known in
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from echo2.data.given import told
+from echo2.data.imported import imported
 from echo2.data.sandbox.players import TextModel
 from echo2.data.sandbox.sandbox import Sandbox
-from echo2.errors import ConfigError
+from echo2.errors import ConfigError, UserError
 
 BUILT_IN = {
     "poker": "echo2.data.sandbox.poker.game:Poker",
     "moba": "echo2.data.sandbox.moba.game:LaneDuel",
 }
-_EXTRAS = {"pokerkit": "poker"}
-"""Extra of this package that brings a module."""
 
 
 def load_sandbox(name: str, settings: Mapping[str, Any]) -> Sandbox:
@@ -37,15 +36,12 @@ def load_model(name: str, options: Mapping[str, Any]) -> TextModel:
 
 
 def _make(what: str, target: str, options: Mapping[str, Any]) -> Any:
-    module_name, _, class_name = target.partition(":")
-    try:
-        kind = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        missing = (getattr(error, "name", None) or "").partition(".")[0]
-        extra = _EXTRAS.get(missing)
-        cure = f"pip install 'echo2[{extra}]'" if extra else "install its package or add its folder to PYTHONPATH"
-        raise ConfigError(f"{what} {target} must be importable here: {error}; {cure}") from error
+    kind = imported(f"{what} {target}", target)
     try:
         return kind(**options)
+    except (UserError, KeyboardInterrupt):
+        raise
     except TypeError as error:
         raise ConfigError(f"{what} {target}: {error}; correct its options") from error
+    except BaseException as error:  # a person's own code, which may even try to end the program
+        raise ConfigError(f"{what} {target} must take its options, it raised {told(error)}") from error

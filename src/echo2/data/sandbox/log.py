@@ -8,6 +8,7 @@ A log is a line of JSON; whoever recorded it, a policy, a rule bot or somebody e
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def encode_logs(logs: Iterable[GameLog]) -> bytes:
 def read_logs(path: Path) -> Iterator[GameLog]:
     """Raises UserError for a file that cannot be read, naming the line that is no log."""
     try:
-        lines: Sequence[bytes] = path.read_bytes().splitlines()
+        lines: Sequence[bytes] = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as error:
         raise UserError(f"logs must be a readable JSONL file, got {str(path)!r}: {error.strerror}") from error
     for number, line in enumerate(lines, 1):

@@ -6,6 +6,7 @@ again ``retries`` times; after that the turn's default action is taken, so a fau
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 
@@ -14,6 +15,9 @@ import msgspec
 from echo2.data.sandbox.log import Entry
 from echo2.data.sandbox.players import Player, asked
 from echo2.data.sandbox.sandbox import Fault, Outcome, Sandbox, Turn
+
+TURNS_AT_A_TIME = 64
+"""Rule bots never wait: without a pause a game of theirs that does not end could not even be given up."""
 
 
 def briefing(sandbox: Sandbox, retries: int) -> str:
@@ -50,7 +54,11 @@ async def play(sandbox: Sandbox, turn: Turn, players: Sequence[Player], retries:
     """
     seats = [_Seat() for _ in players]
     coming: Turn | None = turn
+    taken = 0
     while coming is not None:
+        taken += 1
+        if taken % TURNS_AT_A_TIME == 0:
+            await asyncio.sleep(0)
         seats[coming.seat].settle(sandbox.gain(coming.seat))
         coming = (await _act(sandbox, coming, players[coming.seat], seats[coming.seat], retries)).turn
     gains = [sandbox.gain(number) for number in range(len(seats))]

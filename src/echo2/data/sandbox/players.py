@@ -12,6 +12,7 @@ from typing import Protocol
 
 from echo2.data.sandbox.sandbox import Bot, Turn
 from echo2.data.task import Message
+from echo2.errors import TaskFault
 
 TextModel = Callable[[Sequence[Message]], Awaitable[str]]
 """A whole conversation → its next reply. Any model can be one: an endpoint, an engine with older weights, a test."""
@@ -58,7 +59,9 @@ class Memory:
 
     async def __call__(self, messages: Sequence[Message]) -> str:
         self._messages += messages
-        reply = await self._model(self._messages)
+        reply: object = await self._model(self._messages)
+        if not isinstance(reply, str):
+            raise TaskFault(f"an opponent must answer with a text, got {type(reply).__name__}")
         self._messages.append({"role": "assistant", "content": reply})
         return reply
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-_MARK = re.compile(r"^\W*action\W*:(.*)$", re.IGNORECASE | re.MULTILINE)
+_MARK = re.compile(r"^[^\w\n]*action[^\w\n]*:(.*)$", re.IGNORECASE | re.MULTILINE)
+"""Within a line: a reply of many empty ones would be read from each of them to its end."""
 _END_OF_THOUGHT = "</think>"
 _THOUGHT = "<think>"
 MAX_ACTION_CHARS = 60

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from echo2.data.answers import IntegerAnswerTask, parse_gold
-from echo2.data.rows import Excluded, Fields, read_rows
+from echo2.data.rows import Excluded, Fields, answer_of, read_rows, text_of
 from echo2.data.task import Message, Split
 from echo2.errors import ConfigError
 from echo2.types import Prompt
@@ -112,13 +112,10 @@ class IntegerAnswers(IntegerAnswerTask):
         """Raises ValueError saying what the row lacks."""
         if isinstance(fields, ValueError):
             raise fields
-        question, gold = fields.get(self._question_field), fields.get(self._answer_field)
-        if not isinstance(question, str) or not question.strip():
-            raise ValueError(
-                f"field {self._question_field!r} must be a text, got {question!r} (fields: {sorted(fields)})"
-            )
-        if isinstance(gold, bool) or not isinstance(gold, str | int | float):
-            raise ValueError(
-                f"field {self._answer_field!r} must be an integer, got {gold!r} (fields: {sorted(fields)})"
-            )
-        return Row(number, question, str(parse_gold(str(gold))))
+        has = f"(fields: {sorted(fields)[:20]})"
+        try:
+            question = text_of(repr(self._question_field), fields.get(self._question_field))
+            gold = answer_of(repr(self._answer_field), fields.get(self._answer_field))
+        except ValueError as error:
+            raise ValueError(f"{error} {has}") from error
+        return Row(number, question, str(parse_gold(gold)))
