@@ -62,7 +62,8 @@ async def check_episodes(
     worker: the task as another machine makes it; ``task`` itself where it has no files.
     """
     worker = worker or task
-    played, failures = 0, []
+    played = 0
+    failures: list[tuple[str, str]] = []
     if not has_episodes(task):
         return played, failures
     size = given.size(task, split)
