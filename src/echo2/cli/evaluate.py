@@ -77,7 +77,7 @@ def compared(config: Config, other: Config | None = None) -> dict[str, Any]:
         task.name: report(task, by_task[task.name], config.eval.samples, others[task.name] if others else None)
         for task, _ in tasks
     }
-    name = config.model.path or f"engine {config.rollout.engine}"
+    name = _evaluated(config)
     facts = {"model": name, "tasks": list(reports), **summarise(merged(list(by_task.values()))), "by_task": reports}
     if other is not None and others is not None:
         facts["against"] = other.model.path
@@ -244,6 +244,13 @@ def _text(facts: dict[str, Any]) -> str:
             lines.append(_line(name, of_task, several))
         lines += _table(of_task["table"]) if of_task["table"] else []
     return "\n".join(lines)
+
+
+def _evaluated(config: Config) -> str:
+    """What the figures are of: an endpoint's own model, whatever the run's is."""
+    if config.rollout.engine == "openai":
+        return f"{config.server.model or 'the only model'} at {config.server.url}"
+    return config.model.path or f"engine {config.rollout.engine}"
 
 
 def _line(name: str, facts: dict[str, Any], several: bool) -> str:

@@ -58,8 +58,8 @@ def _check_tokens(rows: Sequence[TrainingRow], vocabulary: int) -> None:
     highest = max((int(row.tokens.max()) for row in rows if row.tokens.size), default=0)
     if highest >= vocabulary:
         raise UserError(
-            f"a warm start's talks must be in tokens of the model, which has {vocabulary}, got token {highest}: use the "
-            'model\'s own tokenizer; with rollout.engine = "scripted" tokens are bytes, so set model.warm_start_steps = 0'
+            f"talks of a warm start must be in tokens of the model, which has {vocabulary}, got token {highest}: use "
+            'its own tokenizer; with rollout.engine = "scripted" tokens are bytes, so set model.warm_start_steps = 0'
         )
 
 
