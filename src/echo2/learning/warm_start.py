@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from echo2.errors import UserError
 from echo2.learning.batch import TrainingRow
 from echo2.learning.memory import require_room
 from echo2.learning.packing import pack
@@ -26,12 +27,16 @@ GRAD_NORM = 1.0
 
 
 def warm_start(policy: PolicyModel, gold: GoldBatches, *, steps: int, lr: float, micro_batch_tokens: int) -> float:
-    """Take ``steps`` AdamW steps on the mean negative log-likelihood of gold reply tokens; return the last loss."""
+    """Take ``steps`` AdamW steps on the mean negative log-likelihood of gold reply tokens; return the last loss.
+
+    Raises UserError for talks in tokens that the model does not have.
+    """
     parameters = list(policy.parameters().values())
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
     loss = float("nan")
     for step in range(steps):
         rows = [_row(group, talk) for group, talk in enumerate(gold(step))]
+        _check_tokens(rows, policy.vocabulary)
         micros = pack(rows, budget=micro_batch_tokens, share_prefixes=False)
         require_room(policy, micros, micro_batch_tokens)
         tokens = sum(micro.targets for micro in micros)
@@ -47,6 +52,15 @@ def warm_start(policy: PolicyModel, gold: GoldBatches, *, steps: int, lr: float,
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return loss
+
+
+def _check_tokens(rows: Sequence[TrainingRow], vocabulary: int) -> None:
+    highest = max((int(row.tokens.max()) for row in rows if row.tokens.size), default=0)
+    if highest >= vocabulary:
+        raise UserError(
+            f"talks of a warm start must be in tokens of the model, which has {vocabulary}, got token {highest}: use "
+            'its own tokenizer; with rollout.engine = "scripted" tokens are bytes, so set model.warm_start_steps = 0'
+        )
 
 
 def _row(group: int, talk: GoldTalk) -> TrainingRow:
