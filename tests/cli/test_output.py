@@ -12,7 +12,7 @@ def test_a_table_keeps_its_figures_on_a_narrow_terminal_and_ends_no_line_in_blan
     monkeypatch.setenv("COLUMNS", "20")
     table = Table("name", "figure", "", box=None)
     table.add_row("a" * 30, "0.196", "")
-    show(table)
+    show(table, least_columns=60)
     out = capsys.readouterr().out
     assert f"{'a' * 30}  0.196\n" in out
     assert all(line == line.rstrip() for line in out.splitlines())

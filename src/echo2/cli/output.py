@@ -56,16 +56,15 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-LEAST_COLUMNS = 72
-"""Below, tables would lose figures; a narrower terminal breaks the lines itself."""
+def show(what: RenderableType, *, least_columns: int = 1) -> None:
+    """Tables for people; without blanks at the ends of lines where no terminal reads them.
 
-
-def show(what: RenderableType) -> None:
-    """Tables for people; without blanks at the ends of lines where no terminal reads them."""
+    least_columns: below that many, ``what`` would lose figures; a narrower terminal breaks its lines instead.
+    """
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
-    console.width = max(console.width, LEAST_COLUMNS)
+    console.width = max(console.width, least_columns)
     if console.is_terminal:
         console.print(what)
         return

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from echo2.cli.plan_inputs import Inputs
     from echo2.provisioning.plan import Plan
 
+LEAST_COLUMNS = 72
+"""What the table of machines needs."""
+
 
 def plan(
     run: Annotated[
@@ -85,13 +88,13 @@ def _answer(inputs: Inputs, as_json: bool) -> None:
         if as_json:
             print_json(plan_json.refusal(inputs, found, told, ways))
         elif found:
-            show(plan_view.surveyed(found))
+            show(plan_view.surveyed(found), least_columns=LEAST_COLUMNS)
         raise UserError(told) from error
     faster = _faster(inputs)
     if as_json:
         print_json(plan_json.facts(inputs, best, found, faster))
     else:
-        show(plan_view.view(inputs, best, found, faster))
+        show(plan_view.view(inputs, best, found, faster), least_columns=LEAST_COLUMNS)
 
 
 def _faster(inputs: Inputs) -> Plan:
