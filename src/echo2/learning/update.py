@@ -1,7 +1,8 @@
 """The optimizer updates of one training step.
 
-Invariant: an update divides the summed loss by the loss-bearing tokens of all its micro-batches (field report C04). One
-without such tokens, or with a gradient that is not finite, changes neither weights nor optimizer and is counted.
+Invariant: an update divides the summed loss by the loss-bearing tokens of all its micro-batches on all ranks (field
+report C04). One without such tokens, or with a gradient that is not finite, changes neither weights nor optimizer, on
+whatever rank, and is counted.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor
 
 from echo2.learning.batch import TrainingBatch, minibatches
-from echo2.learning.memory import require_room
+from echo2.learning.micro_batches import micro_batches
 from echo2.learning.objectives import Objective, ObjectiveSettings, ObjectiveSums, TokenTerms
-from echo2.learning.packing import MicroBatch, pack
-from echo2.learning.policy_model import PolicyModel
+from echo2.learning.packing import MicroBatch
+from echo2.learning.policy_model import PolicyModel, whole
+from echo2.learning.ranks import ONE_RANK, Ranks, totals
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,12 @@ class _Minibatch:
     """One update's micro-batches with the log-probs that must be known before any update of the step."""
 
     micros: list[MicroBatch]
+    """This rank's"""
+    tokens: int
+    """Loss-bearing ones of the whole update, over all ranks"""
     prox: list[Tensor] | None
     """[T] each; None for the first update: its own forward pass is under π_prox"""
     ref: list[Tensor] | None
-
-    @property
-    def tokens(self) -> int:
-        return sum(micro.targets for micro in self.micros)
 
 
 def run_updates(
@@ -76,10 +77,11 @@ def run_updates(
     reference: PolicyModel | None,
     optimizer: torch.optim.Optimizer,
     settings: UpdateSettings,
+    ranks: Ranks = ONE_RANK,
 ) -> dict[str, float]:
-    """One training step on the batch; returns its statistics, all finite."""
+    """One training step on the batch, which every rank holds whole; returns its statistics, all finite."""
     tally = Tally()
-    work = _prepare(batch, policy, reference, settings, tally)
+    work = _prepare(batch, policy, reference, settings, tally, ranks)
     done = empty = not_finite = 0
     norms: list[float] = []
     for minibatch in work:
@@ -101,6 +103,7 @@ def run_updates(
                 norms.append(norm)
                 done += 1
         optimizer.zero_grad(set_to_none=True)
+    tally.sums = totals(ranks, tally.sums)
     statistics = _statistics(tally, norms)
     statistics |= {"updates": done, "updates_empty": empty, "updates_not_finite": not_finite}
     return statistics
@@ -112,27 +115,23 @@ def _prepare(
     reference: PolicyModel | None,
     settings: UpdateSettings,
     tally: Tally,
+    ranks: Ranks,
 ) -> list[_Minibatch]:
     """Pack the minibatches and compute, before the first update, what the later ones compare with."""
     work: list[_Minibatch] = []
     is_first = True
     for rows in minibatches(batch.rows, settings.updates):
         with tally.clock("pack_s"):
-            packed = pack(
-                rows,
-                budget=settings.micro_batch_tokens,
-                share_prefixes=policy.shares_prefixes,
-                pairs_per_token=policy.pairs_per_token,
+            micros = micro_batches(
+                policy, rows, settings.micro_batch_tokens, ranks, share_prefixes=policy.shares_prefixes
             )
-            require_room(policy, packed, settings.micro_batch_tokens)
-            micros = [micro.to(policy.device) for micro in packed]
             tally.add(padded_tokens=sum(micro.tokens.numel() for micro in micros))
         with tally.clock("prox_s"):
             prox = None if is_first and micros else _without_gradient(policy, micros)
         is_first = is_first and not micros
         with tally.clock("reference_s"):
             ref = None if reference is None else _without_gradient(reference, micros)
-        work.append(_Minibatch(micros, prox, ref))
+        work.append(_Minibatch(micros, sum(row.targets for row in rows), prox, ref))
     return work
 
 
@@ -184,7 +183,7 @@ def _count(own: Tally, micro: MicroBatch, terms: TokenTerms, sums: ObjectiveSums
 def _clip(policy: PolicyModel, largest: float) -> float | None:
     """Clip the gradient in place; its norm before that, None when it is not finite."""
     parameters = [p for p in policy.parameters().values() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if not bool(torch.isfinite(norm)):
         return None
     if largest > 0:
