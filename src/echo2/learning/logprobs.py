@@ -39,7 +39,8 @@ def _wide(values: Tensor) -> torch.dtype:
 
 
 def _scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
-    """[C, V] in the wide type. Half-precision products on a GPU accumulate and return float32; elsewhere they are done in it."""
+    """[C, V] in the wide type. Half-precision products on a GPU accumulate and return float32; elsewhere they are done
+    in it."""
     wide = _wide(hidden)
     if hidden.is_cuda and hidden.dtype is not wide:
         logits = torch.mm(hidden, weight.to(hidden.dtype).T, out_dtype=torch.float32)

@@ -1,7 +1,8 @@
 """Whether a micro-batch fits into this machine's memory, asked before it is computed.
 
-Invariant: what can be split is split, on all ranks alike; only a trajectory that cannot fit alone is refused. A forward pass keeps so many bytes a token for its backward pass; that is
-measured on the model itself and held against the memory that is free. On a GPU its own allocator says so in time.
+Invariant: what can be split is split, on all ranks alike; only a trajectory that cannot fit alone is refused. A forward
+pass keeps so many bytes a token for its backward pass; that is measured on the model itself and held against the memory
+that is free. On a GPU its own allocator says so in time.
 """
 
 from __future__ import annotations

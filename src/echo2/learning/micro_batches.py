@@ -1,7 +1,7 @@
 """The micro-batches of one update, on each rank.
 
-Invariant: every rank has equally many, so that passes meet; a rank with fewer rows computes empty ones. How large they may
-be is decided by the rank with the least room.
+Invariant: every rank has equally many, so that passes meet; a rank with fewer rows computes empty ones. How large they
+may be is decided by the rank with the least room.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def micro_batches(
     told = ranks.gather(msgspec.msgpack.encode(room_of(policy, micros, ranks.here)))
     fits = budget_that_fits([msgspec.msgpack.decode(room, type=Room) for room in told], budget)
     if fits < budget:
-        LOG.warning("learning.micro_batch_tokens is %d; memory has room for %d, so micro-batches are split", budget, fits)
+        LOG.warning(
+            "learning.micro_batch_tokens is %d; memory has room for %d, so micro-batches are split", budget, fits
+        )
         micros = packed(fits)
     empty = max(everyones(ranks, len(micros))) - len(micros)
     return [micro.to(policy.device) for micro in (*micros, *(empty_micro_batch() for _ in range(empty)))]

@@ -1,7 +1,8 @@
 """A Hugging Face causal LM as the function the learner needs: log-probs of sampled tokens.
 
-Invariant: weights are float32, or float64 for exact comparisons; dropout is off, so two passes over the same tokens agree exactly. Before the first step
-the model is checked against its own full logits, and prefixes are shared only where that changes nothing.
+Invariant: weights are float32, or float64 for exact comparisons; dropout is off, so two passes over the same tokens
+agree exactly. Before the first step the model is checked against its own full logits, and prefixes are shared only
+where that changes nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from echo2.learning.batch import TrainingRow
 from echo2.learning.logprobs import sampled_logprobs
 from echo2.learning.memory import kept_bytes_per_token
 from echo2.learning.packing import MicroBatch, pack
+from echo2.learning.weights import stored_tensors
 from echo2.transport.model_folder import check_links, weight_files
 
 LOG = logging.getLogger(__name__)
@@ -40,8 +42,9 @@ class PolicyModel:
     def __init__(
         self, model: Any, *, compute_dtype: str, logits_chunk_tokens: int, activation_checkpointing: bool = False
     ) -> None:
-        """model: a causal LM on its device, in float32 or float64. Raises UserError when its logits cannot be computed in
-        chunks. activation_checkpointing: of each block only the input is kept for the backward pass."""
+        """model: a causal LM on its device, in float32 or float64.  activation_checkpointing: of each block only the
+        input is kept for the backward pass.  Raises UserError when its logits cannot be computed in chunks.
+        """
         self.model: Any = model.eval()
         self.device = next(model.parameters()).device
         self._weights_dtype: torch.dtype = next(model.parameters()).dtype
@@ -54,6 +57,8 @@ class PolicyModel:
         self._autocasts = False
         self.shares_prefixes = False
         self.pairs_per_token = _pairs_per_token(model)
+        stored, self.aliases = stored_tensors(model)
+        self._stored = tuple(stored)
         self._check()
         if self._weights_dtype is torch.float32:
             self.compute_dtype = _supported(compute_dtype, self.device)
@@ -69,8 +74,8 @@ class PolicyModel:
         self.device = device
 
     def logprobs(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        """[T] float32 log-probs of the micro-batch's targets at their temperatures, and [T] entropies; float64 where the
-        weights are. Ranks that split the weights must all call it, each with a micro-batch of its own.
+        """[T] float32 log-probs of the micro-batch's targets at their temperatures, and [T] entropies; float64 where
+        the weights are. Ranks that split the weights must all call it, each with a micro-batch of its own.
 
         Only hidden states that predict a target meet the vocabulary.
         """
@@ -98,6 +103,11 @@ class PolicyModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, tied ones once."""
         return {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+
+    def stored(self) -> dict[str, Tensor]:
+        """The distinct tensors of the model's state by name, as they are; ``aliases`` are the tied names."""
+        state = self.model.state_dict()
+        return {name: state[name] for name in self._stored}
 
     @torch.no_grad()
     def _check(self) -> None:
@@ -128,6 +138,12 @@ class PolicyModel:
         """[T] in the order of the rows, longest first: that is how they are packed."""
         micros = pack(rows, budget=1024, share_prefixes=share_prefixes)
         return torch.cat([self.logprobs(micro.to(self.device))[0] for micro in micros])
+
+
+def own_rows(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that is split over ranks; any other tensor as it is."""
+    own: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return own
 
 
 def whole(value: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What the ranks of a learner say to each other.
 
-Invariant: every rank calls the same methods in the same order, and then all of them hold the same answer. So whatever is
-decided from an answer is decided alike: how many micro-batches there are, whether an update is skipped, what failed.
+Invariant: every rank calls the same methods in the same order, and then all of them hold the same answer. So whatever
+is decided from an answer is decided alike: how many micro-batches there are, whether an update is skipped, what failed.
 
 A learner of one rank is its own ``OneRank``; nothing here imports torch.distributed. What travels is data: numbers,
 records, rows of tensors, never pickled objects (I9).
@@ -10,13 +10,14 @@ records, rows of tensors, never pickled objects (I9).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
-import torch
-from torch import Tensor
 
 from echo2.errors import ConfigError, DiskFull, Echo2Error, IntegrityError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -36,6 +37,11 @@ class Ranks(Protocol):
         """Ranks on this machine, which share its memory."""
         ...
 
+    @property
+    def local(self) -> int:
+        """This rank's number among those."""
+        ...
+
     def gather(self, data: bytes) -> list[bytes]:
         """Every rank's bytes, in order of rank."""
         ...
@@ -48,10 +54,6 @@ class Ranks(Protocol):
         """own: this rank's rows of a tensor of ``shape``, on the CPU.  Rank 0 gets the whole one, others their rows."""
         ...
 
-    def deal(self, whole: Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Rank 0 gives the whole tensor, on the CPU; each rank gets its own rows of it."""
-        ...
-
 
 class OneRank:
     """Nobody else is there."""
@@ -59,6 +61,7 @@ class OneRank:
     rank = 0
     world = 1
     here = 1
+    local = 0
 
     def gather(self, data: bytes) -> list[bytes]:
         return [data]
@@ -68,10 +71,6 @@ class OneRank:
 
     def collect(self, own: Tensor, shape: Sequence[int]) -> Tensor:
         return own
-
-    def deal(self, whole: Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        assert whole is not None, "rank 0 gives it"
-        return whole
 
 
 ONE_RANK = OneRank()

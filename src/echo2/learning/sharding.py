@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from echo2.learning.packing import MicroBatch
 from echo2.learning.policy_model import PolicyModel, blocks_of
@@ -33,6 +33,8 @@ class _Whole(nn.Module):
 
 def shard(policy: PolicyModel, mesh: DeviceMesh, device: torch.device) -> None:
     """Split a policy that every rank loaded whole; each keeps its rows, on ``device``."""
+    if device.type == "cpu":
+        _ = policy.kept_bytes_per_token  # measured while a pass needs nobody else
     weights = next(policy.model.parameters()).dtype
     half = policy.compute_dtype if policy.compute_dtype != weights else None
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=weights)
@@ -58,14 +60,7 @@ def shard(policy: PolicyModel, mesh: DeviceMesh, device: torch.device) -> None:
     policy.split(logprobs, device)
 
 
-def own_rows(tensor: Tensor) -> Tensor:
-    """This rank's part of a split tensor; a tensor that is not split as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def like(own: Tensor, shape: tuple[int, ...], mesh: DeviceMesh) -> Any:
     """This rank's rows as a part of the tensor of ``shape``; no rank is asked."""
-    from torch.distributed.tensor import Shard
-
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride)

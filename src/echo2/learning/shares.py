@@ -1,7 +1,7 @@
 """Which rows of an update each rank computes.
 
-Invariant: every row is in exactly one share, and the shares are the same on whatever rank they are worked out. Rows of a
-group stay together where that leaves no rank waiting, because together they share their prompt.
+Invariant: every row is in exactly one share, and the shares are the same on whatever rank they are worked out. Rows of
+a group stay together where that leaves no rank waiting, because together they share their prompt.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ranks that are processes, over torch.distributed.
 
-Invariant: one thread speaks over one group at a time, and each group is for one purpose (``Group``): steps and publishes
-run beside each other and must not take each other's messages. A rank that is gone, or silent for the time-out, makes the
-others' calls raise; none waits for ever.
+Invariant: one thread speaks over one group at a time, and each group is for one purpose (``Group``): steps and
+publishes run beside each other and must not take each other's messages. A rank that is gone, or silent for the
+time-out, makes the others' calls raise; none waits for ever.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class GlooRanks:
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self.here = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world)))
+        self.local = int(os.environ.get("LOCAL_RANK", str(self.rank)))
 
     def gather(self, data: bytes) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
@@ -65,20 +66,6 @@ class GlooRanks:
                 dist.recv(whole[first:end], src=rank, group=self.group)
         return whole
 
-    def deal(self, whole: Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        if self.rank:
-            first, end = rows_of(self.rank, self.world, shape[0])
-            own = torch.empty((end - first, *shape[1:]), dtype=dtype)
-            if own.numel():
-                dist.recv(own, src=0, group=self.group)
-            return own
-        assert whole is not None, "rank 0 gives it"
-        for rank in range(1, self.world):
-            first, end = rows_of(rank, self.world, shape[0])
-            if whole[first:end].numel():
-                dist.send(whole[first:end].contiguous(), dst=rank, group=self.group)
-        return whole[slice(*rows_of(0, self.world, shape[0]))]
-
 
 @dataclass(frozen=True)
 class Group:
@@ -110,7 +97,9 @@ def join_group(device_name: str, timeout_s: float) -> Group:
         host_mesh = init_device_mesh("cpu", (world,))
         mesh = host_mesh if device.type == "cpu" else init_device_mesh(device.type, (world,))
     except (dist.DistError, RuntimeError, ValueError) as error:
-        raise Starved(f"the ranks of this learner must meet within {timeout_s:.0f} s, but: {first_line(error)}") from error
+        raise Starved(
+            f"the ranks of this learner must meet within {timeout_s:.0f} s, but: {first_line(error)}"
+        ) from error
     return Group(GlooRanks(groups[0]), GlooRanks(groups[1]), device, mesh, host_mesh)
 
 
@@ -118,6 +107,14 @@ def leave_group() -> None:
     """In order, when every rank leaves."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether another rank is gone or silent; torch has no type of its own for all of it."""
+    words = str(error).lower()
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and ("gloo" in words or "nccl" in words)
+    )
 
 
 def first_line(error: BaseException) -> str:
