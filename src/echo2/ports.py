@@ -226,8 +226,8 @@ class SnapshotWriter(Protocol):
         dtype: str,
         folder: Path,
     ) -> Manifest:
-        """tensors: name → (safetensors element type, shape, what reads its little-endian bytes); read one at a time, once
-        each.  aliases: tied name → stored name.
+        """tensors: name → (safetensors element type, shape, what reads its little-endian bytes); read one by one,
+        once each.  aliases: tied name → stored name.
 
         Blocking; whole or absent. Raises DiskFull, and IntegrityError for tensors that are not of ``dtype``.
         """

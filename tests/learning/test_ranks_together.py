@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -33,12 +34,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-async def alone(folder: Path) -> list[list[float]]:
+def alone(folder: Path) -> list[list[float]]:
     """The curve of one rank, which leaves a checkpoint of its first step for others to go on from."""
-    learner = opened(folder, "whole", None)
-    curve = await trained(learner, 1)
-    await learner.save_checkpoint()
-    return curve + await trained(learner, STEPS + 2)
+
+    async def train() -> list[list[float]]:
+        learner = opened(folder, "whole", None)
+        curve = await trained(learner, 1)
+        await learner.save_checkpoint()
+        return curve + await trained(learner, STEPS + 2)
+
+    return asyncio.run(train())
 
 
 @pytest.fixture(scope="module")
@@ -118,4 +123,5 @@ def test_ranks_that_read_other_configurations_or_folders_say_so_alike(two: dict[
 def test_a_rank_that_vanishes_ends_the_others_at_once(folder: Path, two: dict[str, Any], tmp_path: Path) -> None:
     shutil.copy(folder / "config.json", tmp_path)
     assert run_ranks(2, "dies", tmp_path, deadline_s=60.0) == [0, 9], told(tmp_path)
-    assert json.loads((tmp_path / "dies.json").read_text())["lost"]
+    found = json.loads((tmp_path / "dies.json").read_text())
+    assert found["lost"], found["words"]

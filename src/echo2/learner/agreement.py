@@ -36,7 +36,7 @@ def agree(ranks: Ranks, config: Config, learner_dir: Path) -> None:
     if blind := [rank for rank, answer in enumerate(seen) if answer == b"no"]:
         raise UserError(
             "all ranks must share the run folder, because each writes its part of a checkpoint there, and rank"
-            f" {blind[0]} does not see what rank 0 wrote: put {learner_dir.parent} on a file system that all machines mount"
+            f" {blind[0]} does not see what rank 0 wrote: put {learner_dir.parent} where all machines mount it"
         )
 
 
