@@ -15,7 +15,7 @@ from trajectories import learning_config, saved, tiny_qwen3
 
 from echo2.learning import checkpoint
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 DEADLINE_S = 240.0
 
@@ -106,7 +106,7 @@ def test_few_rows_no_loss_and_gradients_that_are_not_finite_are_met_alike(two: d
     (one, silent, endless) = two["awkward"]
     assert one == [1.0, 1.0, 0.0, 1.0]
     assert silent == [0.0, 2.0, 0.0, 0.0]
-    assert endless[0] == 0.0 and endless[3] == 0.0
+    assert endless == [0.0, 1.0, 1.0, 0.0]
 
 
 def test_what_befalls_one_rank_all_raise(two: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ async def awkward_batches(learner: TorchLearner) -> list[list[float]]:
     one = [trajectory([1, 2, 3], [4 + i], float(i), logprobs=[-1.0]) for i in range(2)]
     silent = [trajectory([1, 2], []), trajectory([1, 2], [])]
     endless = [trajectory([1, 2], [3 + i], 1e308 * (-1) ** i, logprobs=[-1.0]) for i in range(2)]
+    learner._rules = replace(learner._rules, advantage_scale="none")
     for rows in (one, silent, endless):
         before = own_bits(learner)
         told = await learner.train_step(batch_of({0: rows}, learner.step))

@@ -21,6 +21,12 @@ def whole_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in tensors.items() if hasattr(value, "to_local")}
 
 
+def serve(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], ranks: Ranks) -> None:
+    """Give rank 0 the rows it asks for, until it has no more questions."""
+    while name := ranks.broadcast(b"").decode():
+        ranks.collect(own_rows(tensors[name]).detach().cpu(), shapes[name])
+
+
 @contextmanager
 def gathered(
     tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], ranks: Ranks
@@ -30,8 +36,7 @@ def gathered(
     tensors: this rank's rows, or split tensors.  shapes: of those that are split, whole; the others are rank 0's.
     """
     if ranks.rank:
-        while name := ranks.broadcast(b"").decode():
-            ranks.collect(own_rows(tensors[name]).detach().cpu(), shapes[name])
+        serve(tensors, shapes, ranks)
         yield None
         return
 

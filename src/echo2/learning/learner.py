@@ -17,13 +17,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from echo2.config.root import Config
 from echo2.errors import UserError
 from echo2.learning import checkpoint
 from echo2.learning.audit import Auditor
 from echo2.learning.batch import BatchRules, TrainingBatch, form_training_batch
 from echo2.learning.frozen import Freezer, FrozenState
-from echo2.learning.gathering import gathered
+from echo2.learning.gathering import gathered, serve
 from echo2.learning.objectives import ObjectiveSettings, find_objective
 from echo2.learning.opening import (
     CHECKPOINT_FOLDER,
@@ -37,7 +39,7 @@ from echo2.learning.optimizer import build_optimizer, optimizer_tensors
 from echo2.learning.policy_model import PolicyModel, pick_device
 from echo2.learning.pretrained import resolve_model
 from echo2.learning.ranks import ONE_RANK, Ranks, together
-from echo2.learning.resuming import restore
+from echo2.learning.resuming import keep, restore
 from echo2.learning.update import UpdateSettings, run_updates
 from echo2.learning.warm_start import GoldBatches
 from echo2.learning.weights import as_snapshot
@@ -192,7 +194,7 @@ class TorchLearner:
         self._training = True
         try:
             statistics = await asyncio.to_thread(self._train, batch)
-            self._state = _after(self._state, batch)
+            self._state = msgspec.structs.replace(self._state, step=self.step + 1, last_batch_digest=batch.digest)
         finally:
             self._training = False
         return statistics
@@ -210,7 +212,7 @@ class TorchLearner:
         held = await self._held(frozen)
         if held.step not in self._durable:
             # The thread holds the frozen copy itself, so its memory is not reused even when this wait is cancelled.
-            await asyncio.to_thread(self._save, held)
+            await asyncio.to_thread(keep, self._checkpoints, held, self._group)
             self._durable.add(held.step)
             if self._publishing.rank == 0:
                 await asyncio.to_thread(checkpoint.prune, self._checkpoints, self._config.checkpoint.keep)
@@ -241,23 +243,10 @@ class TorchLearner:
 
     async def serve_snapshot(self, frozen: FrozenState) -> None:
         """Give rank 0 the rows that it asks for."""
-
-        def serve() -> None:
-            with gathered(frozen.weights, frozen.shapes, self._publishing):
-                pass
-
-        await asyncio.to_thread(serve)
+        await asyncio.to_thread(serve, frozen.weights, frozen.shapes, self._publishing)
 
     async def discard_snapshots(self, keep: int) -> None:
         await asyncio.to_thread(discard_older, self._snapshots, keep)
-
-    def _save(self, held: FrozenState) -> None:
-        if self._group is None:
-            checkpoint.save(self._checkpoints, held.state, held.weights, held.optimizer)
-            return
-        from echo2.learning import sharded_checkpoint
-
-        sharded_checkpoint.save(self._checkpoints, held, self._group)
 
     async def _held(self, frozen: Frozen | None) -> FrozenState:
         if frozen is None:
@@ -297,12 +286,6 @@ class TorchLearner:
             "lr": self._config.learning.lr,
             "step_s": time.perf_counter() - began_s,
         }
-
-
-def _after(state: checkpoint.LearnerState, batch: BatchReply) -> checkpoint.LearnerState:
-    return checkpoint.LearnerState(
-        state.step + 1, batch.digest, state.initial_weights_hash, state.config_digest, state.run_id
-    )
 
 
 def _batch_statistics(batch: TrainingBatch) -> dict[str, float]:

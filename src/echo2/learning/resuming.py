@@ -1,4 +1,4 @@
-"""A learner's weights and optimizer as a checkpoint holds them.
+"""A learner's weights and optimizer, to a checkpoint and back.
 
 Invariant: whatever number of ranks wrote the checkpoint, whatever number reads it, the weights and moments are the same
 bits; a checkpoint of another model is refused before anything is overwritten, on all ranks alike.
@@ -13,6 +13,7 @@ import torch
 
 from echo2.errors import IntegrityError
 from echo2.learning import checkpoint
+from echo2.learning.frozen import FrozenState
 from echo2.learning.opening import install, require_same
 from echo2.learning.optimizer import blank_moments, load_optimizer, optimizer_tensors
 from echo2.learning.policy_model import PolicyModel
@@ -20,6 +21,16 @@ from echo2.learning.ranks import together
 
 if TYPE_CHECKING:
     from echo2.learning.torch_ranks import Group
+
+
+def keep(root: Path, held: FrozenState, group: Group | None) -> None:
+    """Raises DiskFull; every rank of a group calls it and raises alike."""
+    if group is None:
+        checkpoint.save(root, held.state, held.weights, held.optimizer)
+        return
+    from echo2.learning import sharded_checkpoint
+
+    sharded_checkpoint.save(root, held, group)
 
 
 def restore(policy: PolicyModel, optimizer: torch.optim.Optimizer, root: Path, step: int, group: Group | None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,8 @@ def kinds_in(folder: Path) -> dict[str, Kind]:
 def read_whole(folder: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint, on one rank. Raises IntegrityError."""
     tensors = {name: torch.empty(kind.shape, dtype=kind.dtype) for name, kind in kinds_in(folder).items()}
-    with _told(folder):
+    with _told(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that one process reads is meant
         dcp.load(dict(tensors), storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
     return tensors
 
