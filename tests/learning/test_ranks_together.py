@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         saved(tiny_qwen3(), folder / "model"), compute_dtype="float64", lr=1e-3, kl_beta=0.05, weight_decay=0.1,
         micro_batch_tokens=25, logits_chunk_tokens=7, activation_checkpointing=True,
     )  # fmt: skip
+    saved(tiny_qwen3(tied=False), folder / "other")
     config = config.model_copy(update={"model": config.model.model_copy(update={"snapshot_dtype": "float32"})})
     (folder / "config.json").write_text(config.model_dump_json())
     return folder
@@ -118,6 +119,11 @@ def test_ranks_that_read_other_configurations_or_folders_say_so_alike(two: dict[
     other, blind = json.loads(two["differ"][0])
     assert "rank 1 reads another than rank 0" in other
     assert "rank 1 does not see what rank 0 wrote" in blind
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_every_rank(two: dict[str, Any]) -> None:
+    assert two["stranger"][0] == two["stranger"][1]
+    assert "must hold this model's tensors; 'lm_head.weight'" in two["stranger"][0]
 
 
 def test_a_rank_that_vanishes_ends_the_others_at_once(folder: Path, two: dict[str, Any], tmp_path: Path) -> None:

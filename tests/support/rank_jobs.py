@@ -88,7 +88,7 @@ async def two(folder: Path, group: Group) -> dict[str, Any]:
     faults = [fault(group, *case) for case in FAULTS]
     return {
         "curve": curve, "resumed": [json.loads(one) for one in told], "root": root, "audit": audit,
-        "hash": again.initial_weights_hash, "awkward": awkward, "faults": faults, "differ": disagreement(folder, group),
+        "hash": again.initial_weights_hash, "awkward": awkward, "faults": faults, "differ": disagreement(folder, group), "stranger": stranger(folder, group),
     }  # fmt: skip
 
 
@@ -132,6 +132,22 @@ def fault(group: Group, rank: int, kind: type[Echo2Error]) -> list[str]:
         together(group.steps, work)
     except Echo2Error as error:
         own = f"{type(error).__name__}: {error}"
+    return [one.decode() for one in group.steps.gather(own.encode())]
+
+
+def stranger(folder: Path, group: Group) -> list[str]:
+    """What ranks say whose model is not the checkpoint's."""
+    config = config_in(folder)
+    other = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"path": str(folder / "other")}),
+            "learning": config.learning.model_copy(update={"kl_beta": 0.0}),
+        }
+    )
+    try:
+        TorchLearner.open(other, folder / "run", "run-1", resume=True, write_snapshot=write, group=group)
+    except IntegrityError as error:
+        own = str(error)
     return [one.decode() for one in group.steps.gather(own.encode())]
 
 

@@ -24,7 +24,7 @@ LEAVE_LIMIT_S = 30.0
 """For the other ranks to leave after rank 0 left in order."""
 
 
-class Ranks:
+class RankProcesses:
     """Processes of this machine, one per rank."""
 
     def __init__(self, root: Path, join: str | None, count: int, threads: int) -> None:

@@ -27,7 +27,7 @@ from echo2.data.registry import load_tasks
 from echo2.data.task import Message
 from echo2.errors import ConfigError, Fenced
 from echo2.learner import group_life
-from echo2.learner.launcher import Ranks
+from echo2.learner.launcher import RankProcesses
 from echo2.learner.packer import DiskPacker
 from echo2.learner.program import KEPT_SNAPSHOTS, LearnerOptions, LearnerProgram
 from echo2.learner.scripted import ScriptedLearner
@@ -75,7 +75,7 @@ async def run_learner(root: Path, join: str | None) -> int:
         await run_program(group_life.follow(config, folder, opened, events), lambda _: None)
         return 0
     if rank < 0 and config.learning.ranks > 1:
-        ranks = Ranks(root, join, config.learning.ranks, config.learning.threads)
+        ranks = RankProcesses(root, join, config.learning.ranks, config.learning.threads)
         return await run_program(ranks.run(), ranks.stop)
     life = LearnerLife(folder, config, join)
     await run_program(life.lead() if world > 1 else life.run(), life.stop)
