@@ -88,7 +88,8 @@ async def two(folder: Path, group: Group) -> dict[str, Any]:
     faults = [fault(group, *case) for case in FAULTS]
     return {
         "curve": curve, "resumed": [json.loads(one) for one in told], "root": root, "audit": audit,
-        "hash": again.initial_weights_hash, "awkward": awkward, "faults": faults, "differ": disagreement(folder, group), "stranger": stranger(folder, group),
+        "hash": again.initial_weights_hash, "awkward": awkward, "faults": faults, "differ": disagreement(folder, group),
+        "stranger": stranger(folder, group),
     }  # fmt: skip
 
 

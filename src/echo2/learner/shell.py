@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from blake3 import blake3
 
@@ -54,7 +54,12 @@ WARM_START_TRIES = 20
 """Prompts looked at for each reply before a task without gold replies is told."""
 
 
-OpenLearner = Callable[[str], Awaitable[tuple[Learner, Mapping[AssetFile, Path]]]]
+class OpenedLearner(Learner, Protocol):
+    @property
+    def initial_weights_hash(self) -> str: ...
+
+
+OpenLearner = Callable[[str], Awaitable[tuple[OpenedLearner, Mapping[AssetFile, Path]]]]
 """Run id → the learner, and the files beside its weights."""
 
 
@@ -117,7 +122,7 @@ class LearnerLife:
         finally:
             await transport.close()
 
-    async def _open(self, run_id: str) -> tuple[Learner, Mapping[AssetFile, Path]]:
+    async def _open(self, run_id: str) -> tuple[OpenedLearner, Mapping[AssetFile, Path]]:
         return await asyncio.to_thread(_open, self._config, self._folder, run_id)
 
     async def _build(self, transport: HttpTransport, open_learner: OpenLearner) -> LearnerProgram:
@@ -148,7 +153,7 @@ def kept_snapshots(config: Config) -> int:
     return max(KEPT_SNAPSHOTS, min(needed, MOST_SNAPSHOTS))
 
 
-def _open(config: Config, folder: RunFolder, run_id: str) -> tuple[Learner, dict[AssetFile, Path]]:
+def _open(config: Config, folder: RunFolder, run_id: str) -> tuple[OpenedLearner, dict[AssetFile, Path]]:
     if config.learning.learner == "scripted":
         return ScriptedLearner.open(config, folder, run_id), {}
     return _open_torch(config, folder.root, run_id)

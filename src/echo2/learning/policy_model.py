@@ -160,20 +160,20 @@ def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 def blocks_of(model: Any) -> list[nn.Module]:
     """The model's repeated layers: the list of modules that holds most of it. None where it has no such list."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=lambda found: sum(p.numel() for p in found.parameters()), default=nn.ModuleList()))
+    if not lists:
+        return []
+    return list(max(lists, key=lambda found: sum(p.numel() for p in found.parameters())))
 
 
 def _compute_blocks_again(model: Any) -> None:
     for block in blocks_of(model):
-        block.forward = partial(  # type: ignore[method-assign]
-            computed_again, block.forward, use_reentrant=False, preserve_rng_state=False
-        )
+        block.forward = partial(computed_again, block.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def _kept_with_checkpointing(policy: PolicyModel) -> float:
     """Of every block its input, and of the one that is computed again all that it keeps."""
     blocks = max(1, len(blocks_of(policy.model)))
-    width = policy.model.config.get_text_config().hidden_size
+    width: int = policy.model.config.get_text_config().hidden_size
     return kept_bytes_per_token(policy) / blocks + blocks * width * policy.compute_dtype.itemsize
 
 

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from echo2.errors import DiskFull, IntegrityError
 from echo2.learning import checkpoint
@@ -44,8 +46,8 @@ def save(root: Path, held: FrozenState, group: Group) -> None:
     }
     try:
         with _told(partial):
-            writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
-            dcp.save(tensors, storage_writer=writer, process_group=ranks.group)
+            writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
+            save_parts(tensors, storage_writer=writer, process_group=ranks.group)
     except (DiskFull, IntegrityError):
         if ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)  # a full disk wants its bytes back
@@ -56,7 +58,7 @@ def save(root: Path, held: FrozenState, group: Group) -> None:
 def kinds_in(folder: Path) -> dict[str, Kind]:
     """What a checkpoint holds, of whichever form. Raises IntegrityError."""
     with checkpoint.readable(folder):
-        found = dcp.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return {
         name: Kind(entry.properties.dtype, tuple(entry.size))
         for name, entry in found.items()
@@ -69,15 +71,15 @@ def read_whole(folder: Path) -> dict[str, Tensor]:
     tensors = {name: torch.empty(kind.shape, dtype=kind.dtype) for name, kind in kinds_in(folder).items()}
     with _told(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that one process reads is meant
-        dcp.load(dict(tensors), storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+        load_parts(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     return tensors
 
 
 def read_into(folder: Path, tensors: Mapping[str, Tensor], group: Group) -> None:
     """Every rank calls it and gets its own rows of each tensor, in place. Raises IntegrityError."""
     with _told(folder):
-        reader = dcp.HuggingFaceStorageReader(str(folder))
-        dcp.load(dict(tensors), storage_reader=reader, process_group=group.steps.group)
+        reader = HuggingFaceStorageReader(str(folder))
+        load_parts(dict(tensors), storage_reader=reader, process_group=group.steps.group)
 
 
 @contextmanager

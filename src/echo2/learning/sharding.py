@@ -54,7 +54,7 @@ def shard(policy: PolicyModel, mesh: DeviceMesh, device: torch.device) -> None:
         found = cast("tuple[Tensor, Tensor]", whole(micro))
         if not torch.is_grad_enabled():
             # Only a backward pass lets the outermost weights go; whole ones would outlive the next update.
-            cast(FSDPModule, root).reshard()
+            root.reshard()
         return found
 
     policy.split(logprobs, device)
