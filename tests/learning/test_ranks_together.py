@@ -126,6 +126,14 @@ def test_a_checkpoint_of_another_model_is_refused_by_every_rank(two: dict[str, A
     assert "must hold this model's tensors; 'lm_head.weight'" in two["stranger"][0]
 
 
+def test_ranks_compute_in_bfloat16_and_keep_float32(two: dict[str, Any]) -> None:
+    half = two["half"]
+    assert half["bfloat16 passes"] == "torch.bfloat16"
+    assert half["masters"] == ["torch.float32"]
+    assert half["bfloat16"] != half["float32"]
+    assert half["bfloat16"] == pytest.approx(half["float32"], rel=0.1, abs=0.05)
+
+
 def test_a_rank_that_vanishes_ends_the_others_at_once(folder: Path, two: dict[str, Any], tmp_path: Path) -> None:
     shutil.copy(folder / "config.json", tmp_path)
     assert run_ranks(2, "dies", tmp_path, deadline_s=60.0) == [0, 9], told(tmp_path)

@@ -20,6 +20,7 @@ from echo2.broadcast.snapshot import StreamedTensor, write_snapshot
 from echo2.config.root import Config
 from echo2.errors import DiskFull, Echo2Error, IntegrityError, UserError
 from echo2.learner.agreement import agree
+from echo2.learning import policy_model
 from echo2.learning.learner import TorchLearner
 from echo2.learning.policy_model import own_rows
 from echo2.learning.ranks import together
@@ -89,7 +90,7 @@ async def two(folder: Path, group: Group) -> dict[str, Any]:
     return {
         "curve": curve, "resumed": [json.loads(one) for one in told], "root": root, "audit": audit,
         "hash": again.initial_weights_hash, "awkward": awkward, "faults": faults, "differ": disagreement(folder, group),
-        "stranger": stranger(folder, group),
+        "stranger": stranger(folder, group), "half": await half(folder, group),
     }  # fmt: skip
 
 
@@ -134,6 +135,20 @@ def fault(group: Group, rank: int, kind: type[Echo2Error]) -> list[str]:
     except Echo2Error as error:
         own = f"{type(error).__name__}: {error}"
     return [one.decode() for one in group.steps.gather(own.encode())]
+
+
+async def half(folder: Path, group: Group) -> dict[str, Any]:
+    """A step in bfloat16, whatever this processor makes of it, beside the same in float32."""
+    config, losses = config_in(folder), {}
+    policy_model._supported = lambda name, _: getattr(torch, name)
+    for dtype in ("float32", "bfloat16"):
+        learning = config.learning.model_copy(update={"compute_dtype": dtype, "kl_beta": 0.0})
+        given = config.model_copy(update={"learning": learning})
+        learner = TorchLearner.open(given, folder / dtype, "r", resume=True, write_snapshot=write, group=group)
+        losses[dtype] = (await trained(learner, 2))[-1][:3]
+        masters = {str(value.dtype) for value in learner._policy.parameters().values()}
+        losses[f"{dtype} passes"] = str(learner._policy.compute_dtype)
+    return {**losses, "masters": sorted(masters)}
 
 
 def stranger(folder: Path, group: Group) -> list[str]:
