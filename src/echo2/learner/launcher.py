@@ -14,8 +14,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from echo2.errors import Echo2Error, UserError
 from echo2.run.child import environment
@@ -24,11 +23,16 @@ LEAVE_LIMIT_S = 30.0
 """For the other ranks to leave after rank 0 left in order."""
 
 
+LONGEST_LINE_BYTES = 1 << 24
+"""Progress bars rewrite one line for hours."""
+
+
 class RankProcesses:
     """Processes of this machine, one per rank."""
 
-    def __init__(self, root: Path, join: str | None, count: int, threads: int) -> None:
-        self._command = (sys.executable, "-m", "echo2", "learner", str(root), *(("--join", join) if join else ()))
+    def __init__(self, command: Sequence[str], count: int, threads: int) -> None:
+        """command: of each rank, which is told who it is by its environment.  threads: of each; 0: its share."""
+        self._command = tuple(command)
         self._count = count
         self._threads = threads or max(1, (os.cpu_count() or 1) // count)
         self._processes: list[Process] = []
@@ -60,7 +64,7 @@ class RankProcesses:
         words = None if rank == 0 else PIPE
         return await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=words, stderr=None if rank == 0 else asyncio.subprocess.STDOUT,
-            env=dict(spec), start_new_session=True,
+            env=dict(spec), start_new_session=True, limit=LONGEST_LINE_BYTES,
         )  # fmt: skip
 
     async def _pass_on(self, rank: int, process: Process) -> None:
@@ -95,8 +99,8 @@ class RankProcesses:
             await process.wait()
 
     def _verdict(self, failed: int | None) -> int:
-        if failed is None:
-            return 0
+        if failed is None or (self._stopped and self._processes[0].returncode == 0):
+            return 0  # who is stopped while it opens leaves the others without a word
         code = self._processes[failed].returncode or 0
         if failed == 0 and code > 0:
             return code  # it has said why

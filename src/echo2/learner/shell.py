@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -80,7 +81,8 @@ async def run_learner(root: Path, join: str | None) -> int:
         await run_program(group_life.follow(config, folder, opened, events), lambda _: None)
         return 0
     if rank < 0 and config.learning.ranks > 1:
-        ranks = RankProcesses(root, join, config.learning.ranks, config.learning.threads)
+        command = (sys.executable, "-m", "echo2", "learner", str(root), *(("--join", join) if join else ()))
+        ranks = RankProcesses(command, config.learning.ranks, config.learning.threads)
         return await run_program(ranks.run(), ranks.stop)
     life = LearnerLife(folder, config, join)
     await run_program(life.lead() if world > 1 else life.run(), life.stop)
