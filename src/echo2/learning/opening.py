@@ -46,19 +46,19 @@ def set_threads(config: Config, device: torch.device) -> None:
 def policy_model(config: Config, folder: Path, device: torch.device, group: Group | None = None) -> PolicyModel:
     """The directory's model, ready to train; each rank of a group keeps its part."""
     if group is None:
-        return _whole_model(config, folder, device)
+        return _whole_model(config, folder, device, device)
     from echo2.learning.sharding import shard
 
     def load_and_split() -> PolicyModel:
         # Loaded and checked in host memory: whole, a model need not fit onto a GPU.
-        policy = _whole_model(config, folder, torch.device("cpu"))
+        policy = _whole_model(config, folder, torch.device("cpu"), device)
         shard(policy, group.mesh, device)
         return policy
 
     return _in_turn(group.steps, load_and_split)
 
 
-def _whole_model(config: Config, folder: Path, device: torch.device) -> PolicyModel:
+def _whole_model(config: Config, folder: Path, device: torch.device, computes_on: torch.device) -> PolicyModel:
     learning = config.learning
     dtype = torch.float64 if learning.compute_dtype == "float64" else torch.float32
     return PolicyModel(
@@ -66,6 +66,7 @@ def _whole_model(config: Config, folder: Path, device: torch.device) -> PolicyMo
         compute_dtype=learning.compute_dtype,
         logits_chunk_tokens=learning.logits_chunk_tokens,
         activation_checkpointing=learning.activation_checkpointing,
+        computes_on=computes_on,
     )
 
 

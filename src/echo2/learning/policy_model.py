@@ -40,10 +40,17 @@ class PolicyModel:
     """π of one set of weights."""
 
     def __init__(
-        self, model: Any, *, compute_dtype: str, logits_chunk_tokens: int, activation_checkpointing: bool = False
+        self,
+        model: Any,
+        *,
+        compute_dtype: str,
+        logits_chunk_tokens: int,
+        activation_checkpointing: bool = False,
+        computes_on: torch.device | None = None,
     ) -> None:
         """model: a causal LM on its device, in float32 or float64.  activation_checkpointing: of each block only the
-        input is kept for the backward pass.  Raises UserError when its logits cannot be computed in chunks.
+        input is kept for the backward pass.  computes_on: where its parts go when it is split; None: where it is.
+        Raises UserError when its logits cannot be computed in chunks.
         """
         self.model: Any = model.eval()
         self.device = next(model.parameters()).device
@@ -61,7 +68,7 @@ class PolicyModel:
         self._stored = tuple(stored)
         self._check()
         if self._weights_dtype is torch.float32:
-            self.compute_dtype = _supported(compute_dtype, self.device)
+            self.compute_dtype = _supported(compute_dtype, computes_on or self.device)
             self._autocasts = self.compute_dtype is not torch.float32
         if activation_checkpointing:
             self.kept_bytes_per_token = _kept_with_checkpointing(self)
