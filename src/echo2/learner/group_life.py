@@ -33,11 +33,20 @@ OpenRank = Callable[[str, "Group"], Opened]
 OpenLeader = Callable[[str], Awaitable[tuple[LeadingLearner, dict[AssetFile, Path]]]]
 
 
+Prepare = Callable[[], object]
+"""Makes the model's directory where there is none. Blocking; before the ranks meet, because once they have,
+transformers saves only what rank 0 makes."""
+
+
 async def lead(
-    config: Config, folder: RunFolder, open_rank: OpenRank, live: Callable[[OpenLeader], Awaitable[None]]
+    config: Config,
+    folder: RunFolder,
+    prepare: Prepare,
+    open_rank: OpenRank,
+    live: Callable[[OpenLeader], Awaitable[None]],
 ) -> None:
     """Rank 0: ``live`` is the program's life, given what opens its learner."""
-    async with _group(config, folder) as group:
+    async with _group(config, folder, prepare) as group:
         timeout_s = config.learning.collective_timeout_s
         steps, publishing = LineOfCommand(group.steps, timeout_s), LineOfCommand(group.publishing, timeout_s)
         leading: list[LeadingLearner] = []
@@ -60,19 +69,20 @@ async def lead(
                 await publishing.close()
 
 
-async def follow(config: Config, folder: RunFolder, open_rank: OpenRank, events: EventLog) -> None:
+async def follow(config: Config, folder: RunFolder, prepare: Prepare, open_rank: OpenRank, events: EventLog) -> None:
     """Any other rank."""
-    async with _group(config, folder) as group:
+    async with _group(config, folder, prepare) as group:
         events.emit("following", rank=group.steps.rank, ranks=group.steps.world, device=group.device)
         await Follower(group.steps, group.publishing, lambda run_id: open_rank(run_id, group)[0]).run()
 
 
 @asynccontextmanager
-async def _group(config: Config, folder: RunFolder) -> AsyncIterator[Group]:
+async def _group(config: Config, folder: RunFolder, prepare: Prepare) -> AsyncIterator[Group]:
     if config.learning.learner == "scripted":
         raise ConfigError('learning.learner = "scripted" computes nothing that ranks could share; start one learner')
     from echo2.learning.torch_ranks import first_line, join_group, leave_group, lost_peer
 
+    await asyncio.to_thread(prepare)
     try:
         group = await asyncio.to_thread(join_group, config.learning.device, config.learning.collective_timeout_s)
         await asyncio.to_thread(agree, group.steps, config, folder.learner)

@@ -76,9 +76,9 @@ async def run_learner(root: Path, join: str | None) -> int:
     rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "-1"), ("WORLD_SIZE", "1")))
     if rank > 0:
         events = ConsoleEvents(f"learner rank {rank}")
-        opened = partial(_open_torch, config, folder.root)
+        prepare, opened = partial(_resolve, config, folder.root), partial(_open_torch, config, folder.root)
         # Told to stop, it goes on until rank 0, which was told too, says that it is over.
-        await run_program(group_life.follow(config, folder, opened, events), lambda _: None)
+        await run_program(group_life.follow(config, folder, prepare, opened, events), lambda _: None)
         return 0
     if rank < 0 and config.learning.ranks > 1:
         command = (sys.executable, "-m", "echo2", "learner", str(root), *(("--join", join) if join else ()))
@@ -108,9 +108,9 @@ class LearnerLife:
 
     async def lead(self) -> None:
         """As rank 0 of several."""
-        await group_life.lead(
-            self._config, self._folder, partial(_open_torch, self._config, self._folder.root), self.run
-        )
+        config, root = self._config, self._folder.root
+        prepare, opened = partial(_resolve, config, root), partial(_open_torch, config, root)
+        await group_life.lead(config, self._folder, prepare, opened, self.run)
 
     async def run(self, open_learner: OpenLearner | None = None) -> None:
         transport = HttpTransport(self._join, self._folder.learner / "credential")
@@ -165,16 +165,22 @@ def _open_torch(
     config: Config, root: Path, run_id: str, group: Group | None = None
 ) -> tuple[TorchLearner, dict[AssetFile, Path]]:
     from echo2.learning.learner import TorchLearner
-    from echo2.learning.pretrained import asset_paths, resolve_model
+    from echo2.learning.pretrained import asset_paths
     from echo2.learning.ranks import ONE_RANK, together
 
     ranks = ONE_RANK if group is None else group.steps
-    model_dir = together(ranks, lambda: resolve_model(config.model, root, seed=config.run.seed))
+    model_dir = together(ranks, lambda: _resolve(config, root))
     gold = _gold_batches(config, model_dir) if config.model.warm_start_steps else None
     learner = TorchLearner.open(
         config, root, run_id, resume=True, write_snapshot=_write_snapshot, gold=gold, model_dir=model_dir, group=group
     )
     return learner, {_asset(path): path for path in asset_paths(model_dir)}
+
+
+def _resolve(config: Config, root: Path) -> Path:
+    from echo2.learning.pretrained import resolve_model
+
+    return resolve_model(config.model, root, seed=config.run.seed)
 
 
 def _find_changes(config: Config) -> FindChanges:

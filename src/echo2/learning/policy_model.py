@@ -166,10 +166,14 @@ def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 def blocks_of(model: Any) -> list[nn.Module]:
     """The model's repeated layers: the list of modules that holds most of it. None where it has no such list."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    lists: list[nn.ModuleList] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         return []
-    return list(max(lists, key=lambda found: sum(p.numel() for p in found.parameters())))
+    return list(max(lists, key=_size))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _compute_blocks_again(model: Any) -> None:
@@ -181,7 +185,7 @@ def _kept_with_checkpointing(policy: PolicyModel) -> float:
     """Of every block its input, and of the one that is computed again all that it keeps."""
     blocks = max(1, len(blocks_of(policy.model)))
     width: int = policy.model.config.get_text_config().hidden_size
-    return kept_bytes_per_token(policy) / blocks + blocks * width * policy.compute_dtype.itemsize
+    return kept_bytes_per_token(policy) / blocks + float(blocks * width * policy.compute_dtype.itemsize)
 
 
 def _pairs_per_token(model: Any) -> float:
