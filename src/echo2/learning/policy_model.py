@@ -169,7 +169,8 @@ def blocks_of(model: Any) -> list[nn.Module]:
     lists: list[nn.ModuleList] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         return []
-    return list(max(lists, key=_size))
+    largest: nn.ModuleList = max(lists, key=_size)
+    return list(largest)
 
 
 def _size(module: nn.Module) -> int:
