@@ -32,6 +32,7 @@ async def test_an_endpoint_is_scored_by_the_tasks_own_metric(
     facts = json.loads(told)
     assert (facts["prompts"], facts["replies"], facts["failed"]) == (6, 6, 0)
     assert len(fake.backend.seen) == 6
+    assert facts["model"] == f"gpt at {url}/v1", "not the model of the run"
 
 
 def test_an_endpoint_is_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

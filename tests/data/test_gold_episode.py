@@ -86,7 +86,10 @@ class Boundless(Twice):
         (Fragile, ["an episode of empty replies must end with a finite reward, got ValueError"]),
         (
             Boundless,
-            ["gold talk's replies must end with a finite reward, got nan", "empty replies must end with a finite"],
+            [
+                "gold talk's replies must end with a finite reward, got a reward must be finite, got nan",
+                "empty replies must end with a finite",
+            ],
         ),
     ],
 )

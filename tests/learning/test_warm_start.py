@@ -6,6 +6,7 @@ import pytest
 import torch
 from trajectories import policy_of, tiny_qwen3
 
+from echo2.errors import UserError
 from echo2.learning.warm_start import GoldTalk, warm_start
 
 TALKS: list[GoldTalk] = [[([1, 2], [3, 4, 5])], [([1, 2, 6], [7])]]
@@ -58,6 +59,14 @@ def test_no_steps_change_nothing() -> None:
     loss, weights = start(0)
     assert math.isnan(loss)
     assert all(torch.equal(a, b) for a, b in zip(weights, tiny_qwen3().parameters(), strict=True))
+
+
+def test_talks_in_tokens_that_the_model_does_not_have_are_the_users_mistake() -> None:
+    """As the bytes of the scripted engine are to a model with a small vocabulary."""
+    policy = policy_of(tiny_qwen3())
+    foreign = policy.vocabulary
+    with pytest.raises(UserError, match=f"which has {foreign}, got token {foreign}"):
+        warm_start(policy, lambda step: [[([1, 2], [foreign])]], steps=1, lr=1e-3, micro_batch_tokens=64)
 
 
 def test_a_step_without_talks_is_an_error() -> None:

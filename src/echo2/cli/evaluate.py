@@ -96,7 +96,7 @@ def compared(config: Config, other: Config | None = None, name: str = "") -> dic
         task.name: report(task, by_task[task.name], config.eval.samples, others[task.name] if others else None)
         for task, _ in tasks
     }
-    name = name or config.model.path or f"engine {config.rollout.engine}"
+    name = name or _evaluated(config)
     facts = {"model": name, "tasks": list(reports), **summarise(merged(list(by_task.values()))), "by_task": reports}
     if other is not None and others is not None:
         facts["against"] = other.model.path
@@ -253,3 +253,10 @@ async def _score_prompt(
         status = str(record.omega.get("status", "scored"))
         scores.statuses[status] = scores.statuses.get(status, 0) + 1
     return scores
+
+
+def _evaluated(config: Config) -> str:
+    """What the figures are of: an endpoint's own model, whatever the run's is."""
+    if config.rollout.engine == "openai":
+        return f"{config.server.model or 'the only model'} at {config.server.url}"
+    return config.model.path or f"engine {config.rollout.engine}"

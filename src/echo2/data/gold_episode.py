@@ -7,7 +7,6 @@ the policy says its replies must be that conversation, message by message; and n
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 
@@ -94,7 +93,7 @@ async def _gold_fault(task: Task, prompt: Prompt, gold: Sequence[Message]) -> st
             return f"{what} must be the gold talk, got {said} in place of {want} as message {number}"
     if isinstance(episode, _Speechless):
         return f"{what} must end with the last of them, it asked for one more after {len(replies)}"
-    if isinstance(episode, Exception) or not math.isfinite(episode.score.reward):
+    if isinstance(episode, Exception):
         return f"{what} must end with a finite reward, got {_told(episode)}"
     if len(actor.heard) < len(wanted):
         return f"{what} must be the gold talk, it ended after {len(actor.heard)} of {len(wanted)} messages"
@@ -108,7 +107,7 @@ async def _silent_fault(task: Task, prompt: Prompt) -> str:
     episode = await _played(task, prompt, _Actor(repeat("", MOST_REPLIES)))
     if isinstance(episode, _Speechless):
         return f"{what} must end by itself, it went on after {MOST_REPLIES:,}"
-    if isinstance(episode, Exception) or not math.isfinite(episode.score.reward):
+    if isinstance(episode, Exception):
         return f"{what} must end with a finite reward, got {_told(episode)}"
     return ""
 
@@ -128,6 +127,8 @@ def _plain(messages: Sequence[Message]) -> list[tuple[str, str]]:
 
 
 def _told(episode: Episode | Exception) -> str:
+    if isinstance(episode, TaskFault):
+        return str(episode)
     if isinstance(episode, Exception):
         return f"{type(episode).__name__}: {episode}"
     return f"{episode.score.reward:g} ({episode.score.status})"

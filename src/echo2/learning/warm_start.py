@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from echo2.errors import UserError
 from echo2.learning.batch import TrainingRow
 from echo2.learning.micro_batches import micro_batches
 from echo2.learning.policy_model import PolicyModel, whole
@@ -37,12 +38,14 @@ def warm_start(
     """Take ``steps`` AdamW steps on the mean negative log-likelihood of gold reply tokens; return the last loss.
 
     gold: gives the same talks on every rank.
+    Raises UserError for talks in tokens that the model does not have.
     """
     parameters = list(policy.parameters().values())
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
     loss = float("nan")
     for step in range(steps):
         rows = [_row(group, talk) for group, talk in enumerate(gold(step))]
+        _check_tokens(rows, policy.vocabulary)
         tokens = sum(row.targets for row in rows)
         if tokens == 0:
             raise ValueError(f"supervised step {step} must have a gold reply, it has none")
@@ -58,6 +61,15 @@ def warm_start(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return loss
+
+
+def _check_tokens(rows: Sequence[TrainingRow], vocabulary: int) -> None:
+    highest = max((int(row.tokens.max()) for row in rows if row.tokens.size), default=0)
+    if highest >= vocabulary:
+        raise UserError(
+            f"talks of a warm start must be in tokens of the model, which has {vocabulary}, got token {highest}: use "
+            'its own tokenizer; with rollout.engine = "scripted" tokens are bytes, so set model.warm_start_steps = 0'
+        )
 
 
 def _row(group: int, talk: GoldTalk) -> TrainingRow:
