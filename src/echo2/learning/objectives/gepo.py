@@ -42,7 +42,7 @@ def group_moments(terms: TokenTerms, _: ObjectiveSettings) -> Tensor:
     mean = row_means(row_sampling_logp(terms), terms).double()
     q = mean.clamp(-LARGEST_MEAN_LOGP, LARGEST_MEAN_LOGP).exp()
     number = torch.arange(terms.groups, device=q.device)[:, None]
-    members = (terms.group == number) & (terms.lengths > 0)  # [groups, N]; an empty micro-batch has a row without tokens
+    members = (terms.group == number) & (terms.lengths > 0)  # [groups, N]; rows of empty micro-batches have no token
     return torch.cat([(members * q.square()).sum(1), (members * q).sum(1)])
 
 
