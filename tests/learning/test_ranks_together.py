@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_jobs import STEPS, opened, published, trained
+from rank_jobs import STEPS, by_objective, opened, published, trained
 from rank_processes import run_ranks, told
 from trajectories import learning_config, saved, tiny_qwen3
 
@@ -124,6 +124,12 @@ def test_ranks_that_read_other_configurations_or_folders_say_so_alike(two: dict[
 def test_a_checkpoint_of_another_model_is_refused_by_every_rank(two: dict[str, Any]) -> None:
     assert two["stranger"][0] == two["stranger"][1]
     assert "must hold this model's tensors; 'lm_head.weight'" in two["stranger"][0]
+
+
+async def test_objectives_that_look_at_the_whole_update_see_all_ranks(folder: Path, two: dict[str, Any]) -> None:
+    for name, curve in (await by_objective(folder, None)).items():
+        for ours, theirs in zip(curve, two["objectives"][name], strict=True):
+            assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-5), name
 
 
 def test_ranks_compute_in_bfloat16_and_keep_float32(two: dict[str, Any]) -> None:

@@ -91,6 +91,7 @@ async def two(folder: Path, group: Group) -> dict[str, Any]:
         "curve": curve, "resumed": [json.loads(one) for one in told], "root": root, "audit": audit,
         "hash": again.initial_weights_hash, "awkward": awkward, "faults": faults, "differ": disagreement(folder, group),
         "stranger": stranger(folder, group), "half": await half(folder, group),
+        "objectives": await by_objective(folder, group),
     }  # fmt: skip
 
 
@@ -135,6 +136,21 @@ def fault(group: Group, rank: int, kind: type[Echo2Error]) -> list[str]:
     except Echo2Error as error:
         own = f"{type(error).__name__}: {error}"
     return [one.decode() for one in group.steps.gather(own.encode())]
+
+
+WHOLE_UPDATE = ("dr_grpo", "gspo", "gepo", "m2po")
+"""Objectives whose normaliser or statistics are of the whole update."""
+
+
+async def by_objective(folder: Path, group: Group | None) -> dict[str, list[list[float]]]:
+    config, curves = config_in(folder), {}
+    for name in WHOLE_UPDATE:
+        learning = config.learning.model_copy(update={"objective": name, "updates_per_step": 2})
+        given = config.model_copy(update={"learning": learning})
+        place = folder / f"{name}-{1 if group is None else group.steps.world}"
+        learner = TorchLearner.open(given, place, "r", resume=True, write_snapshot=write, group=group)
+        curves[name] = await trained(learner, 2)
+    return curves
 
 
 async def half(folder: Path, group: Group) -> dict[str, Any]:
