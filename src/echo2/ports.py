@@ -7,7 +7,7 @@ virtual-time event loop makes those deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -218,7 +218,7 @@ class SnapshotWriter(Protocol):
 
     def __call__(
         self,
-        tensors: Mapping[str, tuple[str, tuple[int, ...], memoryview]],
+        tensors: Mapping[str, tuple[str, tuple[int, ...], Callable[[], memoryview]]],
         aliases: Mapping[str, str],
         *,
         run_id: str,
@@ -226,7 +226,8 @@ class SnapshotWriter(Protocol):
         dtype: str,
         folder: Path,
     ) -> Manifest:
-        """tensors: name → (safetensors element type, shape, little-endian bytes).  aliases: tied name → stored name.
+        """tensors: name → (safetensors element type, shape, what reads its little-endian bytes); read one by one,
+        once each.  aliases: tied name → stored name.
 
         Blocking; whole or absent. Raises DiskFull, and IntegrityError for tensors that are not of ``dtype``.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from sampled import sampled
 from trajectories import learning_config, saved, tiny_qwen3
 
 from echo2.broadcast.manifest import Manifest
-from echo2.broadcast.snapshot import RawTensor, write_snapshot
+from echo2.broadcast.snapshot import StreamedTensor, write_snapshot
 from echo2.coordinator.program import Coordinator
 from echo2.errors import SetAside
 from echo2.learning.learner import TorchLearner
@@ -35,9 +35,11 @@ from echo2.types import Policy, RowStatus
 
 
 def write(
-    tensors: Mapping[str, tuple[str, tuple[int, ...], memoryview]], aliases: Mapping[str, str], **rest: Any
+    tensors: Mapping[str, tuple[str, tuple[int, ...], Callable[[], memoryview]]],
+    aliases: Mapping[str, str],
+    **rest: Any,
 ) -> Manifest:
-    return write_snapshot({name: RawTensor(*tensor) for name, tensor in tensors.items()}, aliases, **rest)
+    return write_snapshot({name: StreamedTensor(*tensor) for name, tensor in tensors.items()}, aliases, **rest)
 
 
 async def installed(learner: TorchLearner) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 from trajectories import batch_of, learning_config, saved, some_batch, tiny_qwen3, trajectory
 
 from echo2.broadcast.manifest import Manifest
-from echo2.broadcast.snapshot import RawTensor, write_snapshot
+from echo2.broadcast.snapshot import StreamedTensor, write_snapshot
 from echo2.data.auditing import Audits
 from echo2.learning.audit import draw
 from echo2.learning.learner import TorchLearner
@@ -28,9 +28,11 @@ ROWS = 24
 
 
 def write(
-    tensors: Mapping[str, tuple[str, tuple[int, ...], memoryview]], aliases: Mapping[str, str], **rest: Any
+    tensors: Mapping[str, tuple[str, tuple[int, ...], Callable[[], memoryview]]],
+    aliases: Mapping[str, str],
+    **rest: Any,
 ) -> Manifest:
-    return write_snapshot({name: RawTensor(*tensor) for name, tensor in tensors.items()}, aliases, **rest)
+    return write_snapshot({name: StreamedTensor(*tensor) for name, tensor in tensors.items()}, aliases, **rest)
 
 
 @pytest.fixture

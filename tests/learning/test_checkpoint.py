@@ -14,6 +14,7 @@ from torch import Tensor
 from echo2.errors import DiskFull, IntegrityError
 from echo2.learning import checkpoint
 from echo2.learning.checkpoint import LearnerState, complete_steps, load, prune, save, write_safetensors
+from echo2.learning.weights import Tensors
 
 
 def state(step: int) -> LearnerState:
@@ -115,7 +116,7 @@ def test_safetensors_files_are_read_by_the_reference_library(tmp_path: Path) -> 
         "empty": torch.zeros(0, 4),
         "turned": torch.arange(6).reshape(2, 3).T,
     }
-    write_safetensors(tmp_path / "x.safetensors", tensors)
+    write_safetensors(tmp_path / "x.safetensors", Tensors.of(tensors))
     found = load_file(tmp_path / "x.safetensors")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from trajectories import batch_of, learning_config, saved, some_batch, tiny_qwen3, trajectory
 
 from echo2.broadcast.manifest import Manifest
-from echo2.broadcast.snapshot import RawTensor, write_snapshot
+from echo2.broadcast.snapshot import StreamedTensor, write_snapshot
 from echo2.config.root import Config
 from echo2.errors import DiskFull, IntegrityError, UserError
 from echo2.learning import checkpoint, update
@@ -25,9 +25,11 @@ from echo2.types import Policy
 
 
 def write(
-    tensors: Mapping[str, tuple[str, tuple[int, ...], memoryview]], aliases: Mapping[str, str], **rest: Any
+    tensors: Mapping[str, tuple[str, tuple[int, ...], Callable[[], memoryview]]],
+    aliases: Mapping[str, str],
+    **rest: Any,
 ) -> Manifest:
-    return write_snapshot({name: RawTensor(*tensor) for name, tensor in tensors.items()}, aliases, **rest)
+    return write_snapshot({name: StreamedTensor(*tensor) for name, tensor in tensors.items()}, aliases, **rest)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from trajectories import tiny_qwen3
 
-from echo2.learning.weights import as_snapshot, stored_tensors, weights_hash
+from echo2.learning.weights import Tensors, as_snapshot, stored_tensors, weights_hash
 
 
 def test_e01_tied_weights_are_stored_once_and_named_twice() -> None:
@@ -24,16 +24,16 @@ def test_e01_untied_weights_are_both_stored() -> None:
 )
 def test_e12_a_snapshot_has_the_declared_element_type(dtype: str, name: str, size: int) -> None:
     stored, _ = stored_tensors(tiny_qwen3())
-    for key, tensor in as_snapshot(stored, dtype).items():
+    for key, tensor in as_snapshot(Tensors.of(stored), dtype).items():
         assert tensor.dtype == name
-        assert tensor.data.nbytes == stored[key].numel() * size
+        assert tensor.read().nbytes == stored[key].numel() * size
         assert tensor.shape == tuple(stored[key].shape)
 
 
 def test_tensors_that_are_not_floating_keep_their_type() -> None:
-    found = as_snapshot({"positions": torch.arange(3)}, "bfloat16")["positions"]
+    found = as_snapshot(Tensors.of({"positions": torch.arange(3)}), "bfloat16")["positions"]
     assert found.dtype == "I64"
-    assert bytes(found.data) == bytes(torch.arange(3).numpy().data)
+    assert bytes(found.read()) == bytes(torch.arange(3).numpy().data)
 
 
 def test_the_hash_depends_on_every_name_type_shape_and_bit() -> None:
@@ -44,8 +44,7 @@ def test_the_hash_depends_on_every_name_type_shape_and_bit() -> None:
         {"a": torch.zeros(2, 3, dtype=torch.int32)},
         {"a": torch.tensor([[0.0, 0, 0], [0, 0, -0.0]])},
     ]
-    hashes = {weights_hash(tensors) for tensors in [base, *variants]}
+    hashes = {weights_hash(Tensors.of(tensors)) for tensors in [base, *variants]}
     assert len(hashes) == 5
-    assert weights_hash({"b": torch.ones(1), "a": torch.zeros(1)}) == weights_hash(
-        {"a": torch.zeros(1), "b": torch.ones(1)}
-    )
+    one, other = {"b": torch.ones(1), "a": torch.zeros(1)}, {"a": torch.zeros(1), "b": torch.ones(1)}
+    assert weights_hash(Tensors.of(one)) == weights_hash(Tensors.of(other))

@@ -58,9 +58,20 @@ class RawTensor(msgspec.Struct, frozen=True):
         plain = plain.astype(plain.dtype.newbyteorder("<"), copy=False)
         return cls(dtype or _NUMPY_NAMES[plain.dtype.name], array.shape, plain.reshape(-1).view(np.uint8).data)
 
+    def read(self) -> memoryview:
+        return self.data
+
+
+class StreamedTensor(msgspec.Struct, frozen=True):
+    """A tensor whose bytes are made when they are written."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], memoryview]
+
 
 def write_snapshot(
-    tensors: Mapping[str, RawTensor],
+    tensors: Mapping[str, RawTensor | StreamedTensor],
     aliases: Mapping[str, str],
     *,
     run_id: str,
@@ -77,12 +88,7 @@ def write_snapshot(
     Whole or absent: everything is written beside ``folder`` and renamed; what an interrupted earlier attempt left is
     overwritten. Raises IntegrityError for tensors that do not fit their description, DiskFull.
     """
-    shapes = []
-    for name, tensor in tensors.items():
-        shape = check_tensor(name, tensor.dtype, tensor.shape)
-        if tensor.data.nbytes != shape.nbytes:
-            raise IntegrityError(f"tensor {name!r} must have {shape.nbytes} bytes, got {tensor.data.nbytes}")
-        shapes.append(shape)
+    shapes = [check_tensor(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
     policy_dtype(dtype, shapes)
     unfinished = folder.with_name(folder.name + PARTIAL)
     with room_for(folder):
@@ -92,7 +98,10 @@ def write_snapshot(
         with ObjectWriter(unfinished / OBJECT_NAME, chunk_size) as writer:
             writer.write(header_bytes(shapes))
             for shape in object_order(shapes):
-                digest = writer.write(tensors[shape.name].data)
+                data = tensors[shape.name].read()
+                if data.nbytes != shape.nbytes:
+                    raise IntegrityError(f"tensor {shape.name!r} must have {shape.nbytes} bytes, got {data.nbytes}")
+                digest = writer.write(data)
                 entries.append(TensorEntry(shape.name, shape.dtype, shape.shape, shape.nbytes, digest))
             writer.sync()
     manifest = writer.manifest(entries, aliases, run_id, policy, dtype)
@@ -277,6 +286,7 @@ __all__ = [
     "ObjectHashes",
     "ObjectWriter",
     "RawTensor",
+    "StreamedTensor",
     "encode_manifest",
     "load_manifest",
     "parse_manifest",

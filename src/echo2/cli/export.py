@@ -149,6 +149,7 @@ def _from_checkpoint(source: Path, into: Path) -> str:
     from echo2.learning.checkpoint import load
     from echo2.transport.partial import OBJECT_NAME
 
-    weights = load(source.parent, int(source.name.removeprefix("step-"))).weights
+    found = load(source.parent, int(source.name.removeprefix("step-"))).weights
+    weights = {name: value.float() if value.is_floating_point() else value for name, value in found.items()}
     save_file(weights, into / OBJECT_NAME, metadata={"format": "pt"})
     return "float32"

@@ -52,7 +52,9 @@ def learner(
     folder = _folder_for(place, overrides or [], listens=False)
     own = folder.join("learner")
     with logging_to(folder.root / "logs"):
-        asyncio.run(run_learner(folder.root, str(own) if join is None and own.is_file() else join))
+        code = asyncio.run(run_learner(folder.root, str(own) if join is None and own.is_file() else join))
+    if code:
+        raise typer.Exit(code)
 
 
 def worker(

@@ -165,6 +165,15 @@ def _prices(config: Config) -> Iterator[Fault]:
         yield Fault(("provisioning.gamma",), f"provisioning.gamma must be a finite number, got {gamma}; use 1.1")
 
 
+def _ranks(config: Config) -> Iterator[Fault]:
+    if config.learning.learner == "scripted" and config.learning.ranks > 1:
+        yield Fault(
+            ("learning.ranks", "learning.learner"),
+            f'learning.ranks must be 1 with learning.learner = "scripted", which computes nothing to share: got'
+            f" {config.learning.ranks}; set learning.ranks to 1",
+        )
+
+
 def _rehearsal(config: Config) -> Iterator[Fault]:
     learner, engine = config.learning.learner, config.rollout.engine
     if learner == "scripted" and engine != "scripted":
@@ -203,6 +212,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _ports,
     _prices,
     _pools,
+    _ranks,
     _rehearsal,
     _server,
 )

@@ -197,8 +197,16 @@ class LearningSection(Section):
     """Padded tokens per forward and backward pass; lower it when memory runs out."""
     logits_chunk_tokens: NonNegative = 0
     """Tokens whose full-vocabulary logits exist at one time; 0: as many as fill 64 MiB, on a GPU 512 MiB."""
-    compute_dtype: Literal["bfloat16", "float32"] = "float32"
-    """Autocast type of forward and backward; weights and optimizer stay float32."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of a model's blocks for the backward pass and compute the rest again: less memory, a third
+    more work."""
+    compute_dtype: Literal["bfloat16", "float32", "float64"] = "float32"
+    """Type of forward and backward; weights and optimizer stay float32. `float64`: these too, for exact comparisons."""
+    ranks: Positive = 1
+    """Processes among which this machine's learner splits weights and work, one per GPU; under torchrun its own count
+    holds."""
+    collective_timeout_s: Annotated[float, Field(ge=1, le=86400)] = 600.0
+    """Silence of another rank after which a rank ends; longer than a step, and than loading the model."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     threads: NonNegative = 0

@@ -7,17 +7,20 @@ Invariant: a learner that starts goes on from its newest whole checkpoint; only 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from blake3 import blake3
 
 from echo2.broadcast.changes import Changes, FindChanges, encode_changes
 from echo2.broadcast.manifest import Manifest
-from echo2.broadcast.snapshot import RawTensor, write_snapshot
+from echo2.broadcast.snapshot import StreamedTensor, write_snapshot
 from echo2.config.root import Config
 from echo2.data import given
 from echo2.data.chat import ByteChat, ChatFormat
@@ -25,10 +28,12 @@ from echo2.data.cursor import PromptCursor
 from echo2.data.registry import load_tasks
 from echo2.data.task import Message
 from echo2.errors import ConfigError, Fenced
+from echo2.learner import group_life
+from echo2.learner.launcher import RankProcesses
 from echo2.learner.packer import DiskPacker
 from echo2.learner.program import KEPT_SNAPSHOTS, LearnerOptions, LearnerProgram
 from echo2.learner.scripted import ScriptedLearner
-from echo2.ports import EventLog
+from echo2.ports import EventLog, Learner
 from echo2.run.folder import RunFolder
 from echo2.shell import ConsoleEvents, SystemClock, run_program
 from echo2.transport.client import HttpTransport
@@ -40,6 +45,7 @@ from echo2.types import Policy
 
 if TYPE_CHECKING:
     from echo2.learning.learner import TorchLearner
+    from echo2.learning.torch_ranks import Group
     from echo2.learning.warm_start import GoldBatches, GoldTalk
 
 WARM_START_REPLIES = 32
@@ -50,20 +56,44 @@ WARM_START_TRIES = 20
 """Prompts looked at for each reply before a task without gold replies is told."""
 
 
-async def run_learner(root: Path, join: str | None) -> None:
-    """Train the run in folder ``root`` until it ends or a newer learner takes over.
+class OpenedLearner(Learner, Protocol):
+    @property
+    def initial_weights_hash(self) -> str: ...
 
+
+OpenLearner = Callable[[str], Awaitable[tuple[OpenedLearner, Mapping[AssetFile, Path]]]]
+"""Run id → the learner, and the files beside its weights."""
+
+
+async def run_learner(root: Path, join: str | None) -> int:
+    """Train the run in folder ``root`` until it ends or a newer learner takes over; the exit code.
+
+    One process, the launcher of ``learning.ranks`` of them, or one of those, as the environment says.
     Raises UserError, Refused when folder and coordinator do not belong together, Starved when the coordinator fell
     silent.
     """
-    life = LearnerLife(RunFolder(root), join)
-    await run_program(life.run(), life.stop)
+    folder = RunFolder(root)
+    config = folder.load()
+    rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "-1"), ("WORLD_SIZE", "1")))
+    if rank > 0:
+        events = ConsoleEvents(f"learner rank {rank}")
+        prepare, opened = partial(_resolve, config, folder.root), partial(_open_torch, config, folder.root)
+        # Told to stop, it goes on until rank 0, which was told too, says that it is over.
+        await run_program(group_life.follow(config, folder, prepare, opened, events), lambda _: None)
+        return 0
+    if rank < 0 and config.learning.ranks > 1:
+        command = (sys.executable, "-m", "echo2", "learner", str(root), *(("--join", join) if join else ()))
+        ranks = RankProcesses(command, config.learning.ranks, config.learning.threads)
+        return await run_program(ranks.run(), ranks.stop)
+    life = LearnerLife(folder, config, join)
+    await run_program(life.lead() if world > 1 else life.run(), life.stop)
+    return 0
 
 
 class LearnerLife:
-    def __init__(self, folder: RunFolder, join: str | None) -> None:
+    def __init__(self, folder: RunFolder, config: Config, join: str | None) -> None:
         self._folder = folder
-        self._config = folder.load()
+        self._config = config
         self._join = read_join(join)
         self._events: EventLog = ConsoleEvents("learner")
         self._clock = SystemClock()
@@ -77,10 +107,16 @@ class LearnerLife:
         else:
             self._stop.call()
 
-    async def run(self) -> None:
+    async def lead(self) -> None:
+        """As rank 0 of several."""
+        config, root = self._config, self._folder.root
+        prepare, opened = partial(_resolve, config, root), partial(_open_torch, config, root)
+        await group_life.lead(config, self._folder, prepare, opened, self.run)
+
+    async def run(self, open_learner: OpenLearner | None = None) -> None:
         transport = HttpTransport(self._join, self._folder.learner / "credential")
         try:
-            program = await self._stop.within(None, "the start", self._build(transport))
+            program = await self._stop.within(None, "the start", self._build(transport, open_learner or self._open))
             if program is not None:
                 await program.run()
         except Fenced as error:
@@ -89,11 +125,14 @@ class LearnerLife:
         finally:
             await transport.close()
 
-    async def _build(self, transport: HttpTransport) -> LearnerProgram:
+    async def _open(self, run_id: str) -> tuple[OpenedLearner, Mapping[AssetFile, Path]]:
+        return await asyncio.to_thread(_open, self._config, self._folder, run_id)
+
+    async def _build(self, transport: HttpTransport, open_learner: OpenLearner) -> LearnerProgram:
         config = self._config
         enrolled = await enrol_patiently(transport, "learner", self._clock, self._events, Random(self._seed))
         self._events.emit("opening", model=config.model.path)
-        learner, assets = await asyncio.to_thread(_open, config, self._folder, enrolled.run_id)
+        learner, assets = await open_learner(enrolled.run_id)
         self._events.emit("opened", step=learner.step)
         options = LearnerOptions(
             run_id=enrolled.run_id,
@@ -117,24 +156,32 @@ def kept_snapshots(config: Config) -> int:
     return max(KEPT_SNAPSHOTS, min(needed, MOST_SNAPSHOTS))
 
 
-def _open(
-    config: Config, folder: RunFolder, run_id: str
-) -> tuple[TorchLearner | ScriptedLearner, dict[AssetFile, Path]]:
+def _open(config: Config, folder: RunFolder, run_id: str) -> tuple[OpenedLearner, dict[AssetFile, Path]]:
     if config.learning.learner == "scripted":
         return ScriptedLearner.open(config, folder, run_id), {}
     return _open_torch(config, folder.root, run_id)
 
 
-def _open_torch(config: Config, root: Path, run_id: str) -> tuple[TorchLearner, dict[AssetFile, Path]]:
+def _open_torch(
+    config: Config, root: Path, run_id: str, group: Group | None = None
+) -> tuple[TorchLearner, dict[AssetFile, Path]]:
     from echo2.learning.learner import TorchLearner
-    from echo2.learning.pretrained import asset_paths, resolve_model
+    from echo2.learning.pretrained import asset_paths
+    from echo2.learning.ranks import ONE_RANK, together
 
-    model_dir = resolve_model(config.model, root, seed=config.run.seed)
+    ranks = ONE_RANK if group is None else group.steps
+    model_dir = together(ranks, lambda: _resolve(config, root))
     gold = _gold_batches(config, model_dir) if config.model.warm_start_steps else None
     learner = TorchLearner.open(
-        config, root, run_id, resume=True, write_snapshot=_write_snapshot, gold=gold, model_dir=model_dir
+        config, root, run_id, resume=True, write_snapshot=_write_snapshot, gold=gold, model_dir=model_dir, group=group
     )
     return learner, {_asset(path): path for path in asset_paths(model_dir)}
+
+
+def _resolve(config: Config, root: Path) -> Path:
+    from echo2.learning.pretrained import resolve_model
+
+    return resolve_model(config.model, root, seed=config.run.seed)
 
 
 def _find_changes(config: Config) -> FindChanges:
@@ -153,7 +200,7 @@ def _find_changes(config: Config) -> FindChanges:
 
 
 def _write_snapshot(
-    tensors: Mapping[str, tuple[str, tuple[int, ...], memoryview]],
+    tensors: Mapping[str, tuple[str, tuple[int, ...], Callable[[], memoryview]]],
     aliases: Mapping[str, str],
     *,
     run_id: str,
@@ -161,8 +208,8 @@ def _write_snapshot(
     dtype: str,
     folder: Path,
 ) -> Manifest:
-    raw = {name: RawTensor(*tensor) for name, tensor in tensors.items()}
-    return write_snapshot(raw, aliases, run_id=run_id, policy=policy, dtype=dtype, folder=folder)
+    streamed = {name: StreamedTensor(*tensor) for name, tensor in tensors.items()}
+    return write_snapshot(streamed, aliases, run_id=run_id, policy=policy, dtype=dtype, folder=folder)
 
 
 def _asset(path: Path) -> AssetFile:

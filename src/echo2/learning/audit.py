@@ -1,9 +1,9 @@
 """Behaviour log-probs compared with those of the very weights that a row names.
 
 Invariant: an audit changes nothing. The snapshot's tensors stand in for the weights while no step runs, in memory that
-the gradients take a moment later, and the weights themselves are never written. What cannot be compared (no snapshot of
-that version here, versions of two incarnations in one row, no log-probs, numbers that are not finite) is evidence of
-nothing. Of a row of several versions the tokens of one are compared, after all that was before them.
+the gradients take a moment later (``stand_in.py``). What cannot be compared (no snapshot of that version here, versions
+of two incarnations in one row, no log-probs, numbers that are not finite) is evidence of nothing. Of a row of several
+versions the tokens of one are compared, after all that was before them.
 
 The snapshot on disk is what workers install, bit for bit, so what remains is rounding: a row's staleness plays no part.
 Which rows are looked at follows from the digest of the whole batch, which no worker knows when it submits; a repeated
@@ -13,10 +13,9 @@ step audits the same ones.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 
@@ -24,14 +23,13 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from echo2.errors import IntegrityError
 from echo2.learning.batch import BatchRules, TrainingRow, form_training_batch
-from echo2.learning.packing import pack
+from echo2.learning.packing import empty_micro_batch, pack
 from echo2.learning.policy_model import PolicyModel
+from echo2.learning.ranks import ONE_RANK, Ranks
+from echo2.learning.stand_in import standing_in
 from echo2.transport.messages import AUDIT_EDGES_NATS, BatchReply, BatchRow, RowAudit
 from echo2.transport.partial import OBJECT_NAME, folder_name
 from echo2.types import LOGPROBS_FULL_VOCAB_AT_TEMPERATURE, Policy, Segment
@@ -74,26 +72,61 @@ class _Named(msgspec.Struct):
         return np.concatenate(parts)
 
 
+class _Drawn(msgspec.Struct):
+    policy: Policy | None
+    rows: tuple[tuple[int, int], ...]
+    """(group id, index)"""
+
+
 class Auditor:
-    def __init__(self, policy: PolicyModel, snapshots: Path, rows: int, rules: BatchRules) -> None:
+    def __init__(
+        self, policy: PolicyModel, snapshots: Path, rows: int, rules: BatchRules, ranks: Ranks = ONE_RANK
+    ) -> None:
         """snapshots: folder of the published versions' folders.  rows: most rows looked at per step; 0 for none."""
         self._policy = policy
         self._snapshots = snapshots
         self._rows = rows
+        self._ranks = ranks
         self._rules = replace(rules, overlong="train", zero_variance="keep", max_age_steps=None)
 
     def audit(self, reply: BatchReply) -> tuple[RowAudit, ...]:
-        """Of a sample of the batch's rows, each as far as one version sampled it. Blocking; never beside a step."""
-        policy, sample = draw(reply, self._snapshots, self._rows)
+        """Of a sample of the batch's rows, each as far as one version sampled it; rank 0 gets them all.
+
+        Blocking; never beside a step.
+        """
+        policy, sample = self._drawn(reply)
         rows = [(row, made) for row in sample if (made := self._comparable(reply, row)) is not None]
         if policy is None or not rows:
             return ()
         try:
-            with standing_in(self._policy, self._snapshots / folder_name(policy)):
-                return tuple(found for row, made in rows if (found := self._compare(row, made, policy)) is not None)
-        except (OSError, SafetensorError, IntegrityError, torch.OutOfMemoryError) as error:
+            with standing_in(self._policy, self._snapshots / folder_name(policy), self._ranks):
+                return self._compared(rows, policy)
+        except (IntegrityError, torch.OutOfMemoryError) as error:
+            if self._ranks.world > 1 and not isinstance(error, IntegrityError):
+                raise  # the others did not run out of memory and wait
             LOG.warning("step %d: log-probs were not compared: %s", reply.step, error)
             return ()
+
+    def _drawn(self, reply: BatchReply) -> tuple[Policy | None, Sequence[BatchRow]]:
+        """What rank 0 draws, whose snapshots they are."""
+        told = b""
+        if self._ranks.rank == 0:
+            policy, sample = draw(reply, self._snapshots, self._rows)
+            told = msgspec.msgpack.encode(_Drawn(policy, tuple((row.group_id, row.index) for row in sample)))
+        drawn = msgspec.msgpack.decode(self._ranks.broadcast(told), type=_Drawn)
+        rows = {(row.group_id, row.index): row for row in reply.rows}
+        return drawn.policy, [rows[key] for key in drawn.rows]
+
+    def _compared(self, rows: Sequence[tuple[BatchRow, TrainingRow]], policy: Policy) -> tuple[RowAudit, ...]:
+        """Each rank takes its turn of the rows; all run equally many passes."""
+        rank, world = self._ranks.rank, self._ranks.world
+        mine = rows[rank::world]
+        found = [audit for row, made in mine if (audit := self._compare(row, made, policy)) is not None]
+        if len(mine) < -(-len(rows) // world):
+            with torch.no_grad():
+                self._policy.logprobs(empty_micro_batch().to(self._policy.device))
+        told = self._ranks.gather(msgspec.msgpack.encode(found))
+        return tuple(audit for one in told for audit in msgspec.msgpack.decode(one, type=list[RowAudit]))
 
     def _comparable(self, reply: BatchReply, row: BatchRow) -> TrainingRow | None:
         rows = form_training_batch(msgspec.structs.replace(reply, rows=(row,)), self._rules).rows
@@ -144,26 +177,3 @@ def draw(reply: BatchReply, snapshots: Path, most: int) -> tuple[Policy | None, 
             groups.setdefault(row.group_id, []).append(row)
     turns = zip_longest(*groups.values())
     return chosen, [row for turn in turns for row in turn if row is not None][:most]
-
-
-@contextmanager
-def standing_in(policy: PolicyModel, snapshot: Path) -> Iterator[None]:
-    """The model computes with the snapshot's weights inside the block, and with its own, untouched, after it.
-
-    Raises IntegrityError when the snapshot is another model's, OSError and SafetensorError when it cannot be read.
-    """
-    stored = load_file(snapshot / OBJECT_NAME)
-    targets = dict(chain(policy.model.named_parameters(), policy.model.named_buffers()))
-    own: dict[str, Tensor] = {}
-    for name, parameter in policy.model.named_parameters():
-        if name not in stored or stored[name].shape != parameter.shape:
-            raise IntegrityError(f"{snapshot} must hold this model's tensors; {name} is missing or has another shape")
-    try:
-        for name in list(stored):
-            if (target := targets.get(name)) is not None:
-                own[name] = target.data
-                target.data = stored.pop(name).to(target.device, target.dtype)
-        yield
-    finally:
-        for name, data in own.items():
-            targets[name].data = data

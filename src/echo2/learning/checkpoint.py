@@ -4,21 +4,24 @@ Invariant: a folder with its marker is a whole checkpoint. Files are written and
 the marker is written last; a finder ignores folders without marker and files of another size than the marker says, so a
 process that dies or a disk that fills at any moment leaves the newest earlier checkpoint in force (field report E07).
 
-    checkpoints/step-00000012/weights.safetensors     float32 master weights
+    checkpoints/step-00000012/weights.safetensors     master weights
                               optimizer.safetensors   moments, by parameter
                               state.json              step, last batch, hashes
                               COMPLETE.json           sizes of the three; last
 
-Nothing in a checkpoint is code or pickle.
+Several ranks write a ``shard-*.safetensors`` each instead of the first two (``sharded_checkpoint.py``). Either kind is
+read by any number of ranks. Nothing in a checkpoint is code or pickle.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +32,7 @@ from torch import Tensor
 
 from echo2.durable import ASIDE, publish_folder, remove_folder, room_for, write_all, write_file
 from echo2.errors import IntegrityError
-from echo2.learning.weights import host_tensor
+from echo2.learning.weights import Tensors, host_tensor, safetensors_name
 
 MARKER = "COMPLETE.json"
 WEIGHTS = "weights.safetensors"
@@ -57,33 +60,52 @@ class LearnerState(msgspec.Struct, frozen=True):
 class Checkpoint:
     state: LearnerState
     weights: dict[str, Tensor]
-    """float32, by the model's own names"""
+    """by the model's own names"""
     optimizer: dict[str, Tensor]
     """`NAME/exp_avg`, `NAME/exp_avg_sq`, `NAME/step`, and `rng/cpu`, `rng/cuda:N`"""
 
 
 def save(root: Path, state: LearnerState, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> Path:
     """Write the checkpoint of ``state.step`` under ``root``; return its folder. Raises DiskFull, OSError."""
-    final = _folder(root, state.step)
-    partial = final.with_name(final.name + _PARTIAL)
-    root.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with room_for(partial):
-            partial.mkdir()
-        write_safetensors(partial / WEIGHTS, weights)
-        write_safetensors(partial / OPTIMIZER, optimizer)
+    partial = begin(root, state.step)
+    with given_back(root, state.step):
+        write_safetensors(partial / WEIGHTS, Tensors.of(weights))
+        write_safetensors(partial / OPTIMIZER, Tensors.of(optimizer))
+    return finish(root, state)
+
+
+def begin(root: Path, step: int) -> Path:
+    """An empty folder for the tensors of this step's checkpoint. Raises DiskFull."""
+    partial = partial_of(root, step)
+    with room_for(partial):
+        root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+    return partial
+
+
+def finish(root: Path, state: LearnerState) -> Path:
+    """Let the folder from ``begin`` be the checkpoint, once its tensors are written and synced."""
+    partial, final = partial_of(root, state.step), folder_of(root, state.step)
+    with given_back(root, state.step):
         write_file(partial / STATE, msgspec.json.encode(state))
         sizes = {path.name: path.stat().st_size for path in partial.iterdir()}
         publish_folder(partial, final)
         write_file(final / MARKER, msgspec.json.encode(sizes))
+    return final
+
+
+@contextmanager
+def given_back(root: Path, step: int) -> Iterator[None]:
+    """A full disk needs the half-written bytes back, or the next attempt could not succeed either."""
+    final = folder_of(root, step)
+    try:
+        yield
     except BaseException:
-        # A full disk needs the half-written bytes back, or the next attempt could not succeed either.
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial_of(root, step), ignore_errors=True)
         if not _is_complete(final):
             shutil.rmtree(final, ignore_errors=True)
         raise
-    return final
 
 
 def prune(root: Path, keep: int) -> None:
@@ -91,7 +113,7 @@ def prune(root: Path, keep: int) -> None:
     if not root.is_dir():
         return
     for step in complete_steps(root)[:-keep]:
-        remove_folder(_folder(root, step))
+        remove_folder(folder_of(root, step))
     for leftover in root.iterdir():
         torn = _FOLDER.fullmatch(leftover.name) and not _is_complete(leftover)
         if torn or leftover.name.endswith((_PARTIAL, ASIDE)):
@@ -108,41 +130,65 @@ def complete_steps(root: Path) -> list[int]:
 
 def load(root: Path, step: int) -> Checkpoint:
     """Raises IntegrityError when a whole checkpoint does not hold what it should."""
-    folder = _folder(root, step)
-    try:
+    state, folder = load_state(root, step), folder_of(root, step)
+    with readable(folder):
+        if (folder / WEIGHTS).exists():
+            return Checkpoint(state, load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER))
+    from echo2.learning.sharded_checkpoint import read_whole  # of several ranks: the only one-rank use of their code
+
+    tensors = read_whole(folder)
+    optimizer = {name: tensors.pop(name) for name in list(tensors) if "/" in name}
+    return Checkpoint(state, tensors, optimizer)
+
+
+def load_state(root: Path, step: int) -> LearnerState:
+    """Raises IntegrityError."""
+    folder = folder_of(root, step)
+    with readable(folder):
         state = msgspec.json.decode((folder / STATE).read_bytes(), type=LearnerState)
-        weights, optimizer = load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
+    if state.step != step:
+        raise IntegrityError(f"the checkpoint {folder} must be of step {step}, it says {state.step}; remove it")
+    return state
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Turn what reading raises into IntegrityError with a sentence."""
+    try:
+        yield
     except (OSError, SafetensorError, msgspec.MsgspecError) as error:
         raise IntegrityError(
             f"the checkpoint {folder} must be readable, got: {error}; remove it for an older"
         ) from error
-    if state.step != step:
-        raise IntegrityError(f"the checkpoint {folder} must be of step {step}, it says {state.step}; remove it")
-    return Checkpoint(state, weights, optimizer)
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_safetensors(path: Path, tensors: Tensors) -> None:
     """Write and sync a safetensors file tensor by tensor, so that no second copy of them exists. Raises DiskFull."""
-    hosts = {name: host_tensor(tensors[name]) for name in sorted(tensors)}
     header: dict[str, object] = {}
     end = 0
-    for name, tensor in hosts.items():
-        begin, end = end, end + tensor.data.nbytes
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    for name in sorted(tensors.kinds):
+        dtype, shape = tensors.kinds[name]
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": safetensors_name(dtype), "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with room_for(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             write_all(descriptor, len(text).to_bytes(8, "little") + text)
-            for tensor in hosts.values():
-                write_all(descriptor, tensor.data)
+            for name in header:
+                write_all(descriptor, host_tensor(tensors.read(name)).data)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
 
-def _folder(root: Path, step: int) -> Path:
+def partial_of(root: Path, step: int) -> Path:
+    """Where the checkpoint is written until it is whole."""
+    return folder_of(root, step).with_name(folder_of(root, step).name + _PARTIAL)
+
+
+def folder_of(root: Path, step: int) -> Path:
     return root / f"step-{step:08d}"
 
 

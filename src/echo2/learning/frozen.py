@@ -13,16 +13,20 @@ import torch
 from torch import Tensor
 
 from echo2.learning.checkpoint import LearnerState
+from echo2.learning.gathering import whole_shapes
+from echo2.learning.policy_model import own_rows
 
 
 @dataclass(eq=False)
 class FrozenState:
-    """Implements ``ports.Frozen``."""
+    """Implements ``ports.Frozen``. Where several ranks train, each holds its own rows."""
 
     state: LearnerState
     weights: dict[str, Tensor]
     aliases: dict[str, str]
     optimizer: dict[str, Tensor]
+    shapes: dict[str, tuple[int, ...]]
+    """Whole ones of the tensors that are split over ranks"""
 
     @property
     def step(self) -> int:
@@ -45,7 +49,7 @@ class Freezer:
         buffers = self._spare.pop() if self._spare else {}
         kept = {name: _copy(buffers.pop(f"weights/{name}", None), tensor) for name, tensor in weights.items()}
         moments = {name: _copy(buffers.pop(f"optimizer/{name}", None), tensor) for name, tensor in optimizer.items()}
-        frozen = FrozenState(state, kept, dict(aliases), moments)
+        frozen = FrozenState(state, kept, dict(aliases), moments, whole_shapes({**weights, **optimizer}))
         returned = {f"weights/{k}": v for k, v in kept.items()} | {f"optimizer/{k}": v for k, v in moments.items()}
         weakref.finalize(frozen, self._take_back, returned)
         return frozen
@@ -55,7 +59,8 @@ class Freezer:
             self._spare.append(buffers)
 
 
-def _copy(buffer: Tensor | None, source: Tensor) -> Tensor:
+def _copy(buffer: Tensor | None, held: Tensor) -> Tensor:
+    source = own_rows(held).detach()
     if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
         buffer = torch.empty(source.shape, dtype=source.dtype, device="cpu")
-    return buffer.copy_(source.detach())
+    return buffer.copy_(source)

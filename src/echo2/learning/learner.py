@@ -1,8 +1,11 @@
 """The learner on PyTorch: batches in, versions out.
 
-Invariant: weights and optimizer are float32 and change only inside ``train_step``; the step counter moves with them.
-What is saved or published is a copy that was frozen between two steps, so both can run beside the next one. A resumed
-learner continues with the same bits as one that was never interrupted, on the same machine with as many threads.
+Invariant: weights and optimizer change only inside ``train_step``; the step counter moves with them. What is saved or
+published is a copy that was frozen between two steps, so both can run beside the next one. A resumed learner continues
+with the same bits as one that was never interrupted, on the same machine with as many threads and ranks.
+
+Several ranks hold such a learner each, with their rows of the weights; all of them call the same methods in the same
+order, steps and publishes each in an order of their own (``learner/leader.py`` sees to that).
 """
 
 from __future__ import annotations
@@ -14,34 +17,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from echo2.config.root import Config
 from echo2.errors import UserError
 from echo2.learning import checkpoint
 from echo2.learning.audit import Auditor
 from echo2.learning.batch import TrainingBatch, batch_rules, form_training_batch
 from echo2.learning.frozen import Freezer, FrozenState
+from echo2.learning.gathering import gathered, serve
 from echo2.learning.objectives import configured
 from echo2.learning.opening import (
     CHECKPOINT_FOLDER,
     config_digest,
-    install,
     make_version_0,
     policy_model,
     reference_model,
     set_threads,
 )
-from echo2.learning.optimizer import build_optimizer, load_optimizer, optimizer_tensors
+from echo2.learning.optimizer import build_optimizer, optimizer_tensors
 from echo2.learning.policy_model import PolicyModel, pick_device
 from echo2.learning.pretrained import resolve_model
+from echo2.learning.ranks import ONE_RANK, Ranks, together
+from echo2.learning.resuming import keep, restore
 from echo2.learning.update import UpdateSettings, run_updates
 from echo2.learning.warm_start import GoldBatches
-from echo2.learning.weights import as_snapshot, stored_tensors
+from echo2.learning.weights import as_snapshot
 from echo2.ports import Frozen
 from echo2.transport.messages import BatchReply, RowAudit
 from echo2.transport.partial import discard_older
 from echo2.types import Policy
 
 if TYPE_CHECKING:
+    from echo2.learning.torch_ranks import Group
     from echo2.ports import Manifest, SnapshotWriter
 
 LOG = logging.getLogger(__name__)
@@ -62,11 +70,16 @@ class TorchLearner:
         state: checkpoint.LearnerState,
         write_snapshot: SnapshotWriter,
         reference: PolicyModel | None = None,
+        group: Group | None = None,
     ) -> None:
-        """policy: holds the weights of ``state.step``.  reference: version 0, needed when ``kl_beta`` is above 0."""
+        """policy: holds the weights of ``state.step``.  reference: version 0, needed when ``kl_beta`` is above 0.
+        group: the ranks that share the work, None for one."""
         learning = config.learning
         if (reference is not None) != (learning.kl_beta > 0):
             raise ValueError(f"a reference model is for kl_beta above 0, it is {learning.kl_beta}")
+        self._group = group
+        self._ranks: Ranks = ONE_RANK if group is None else group.steps
+        self._publishing: Ranks = ONE_RANK if group is None else group.publishing
         self._config = config
         self._run_id = run_id
         self._checkpoints = run_dir / CHECKPOINT_FOLDER
@@ -80,7 +93,7 @@ class TorchLearner:
         self._durable: set[int] = set()
         self._training = False
         self._rules = batch_rules(learning, policy.vocabulary)
-        self._auditor = Auditor(policy, self._snapshots, config.audited_rows, self._rules)
+        self._auditor = Auditor(policy, self._snapshots, config.audited_rows, self._rules, self._ranks)
         self._settings = UpdateSettings(
             *configured(config),
             learning.updates_per_step,
@@ -99,30 +112,30 @@ class TorchLearner:
         write_snapshot: SnapshotWriter,
         gold: GoldBatches | None = None,
         model_dir: Path | None = None,
+        group: Group | None = None,
     ) -> TorchLearner:
         """Load the newest whole checkpoint of the run, or begin at step 0 with the warm start. Blocking.
 
         gold: pairs of the warm start, needed when ``model.warm_start_steps`` is above 0 and there is no checkpoint.
         model_dir: what ``resolve_model`` returned, where the caller has it already.
-        Raises UserError, ConfigError; IntegrityError when what is on disk is not of this run's model.
+        Raises UserError, ConfigError; IntegrityError when what is on disk is not of this run's model. All ranks of a
+        group call it and raise alike.
         """
-        set_threads(config)
+        device = pick_device(config.learning.device) if group is None else group.device
+        set_threads(config, device)
+        ranks = ONE_RANK if group is None else group.steps
         folder = model_dir or resolve_model(config.model, run_dir, seed=config.run.seed)
-        steps = checkpoint.complete_steps(run_dir / CHECKPOINT_FOLDER)
-        if steps and not resume:
-            raise UserError(
-                f"{run_dir} must be new or resumed, it holds a checkpoint of step {steps[-1]}: pass --resume"
-            )
-        device = pick_device(config.learning.device)
-        policy = policy_model(config, folder, device)
-        if steps:
-            learner = cls._resumed(config, run_dir, run_id, policy, folder, steps[-1], write_snapshot)
-        else:
-            initial = make_version_0(config, run_dir, policy, gold)
-            state = checkpoint.LearnerState(0, "", initial, config_digest(config), run_id)
-            reference = reference_model(config, run_dir, folder, device, initial)
-            learner = cls(config, run_dir, run_id, policy, state, write_snapshot, reference)
-        return learner
+        found = checkpoint.complete_steps(run_dir / CHECKPOINT_FOLDER)[-1:]
+        step = int(ranks.broadcast(str(found[0] if found else -1).encode()))
+        if step >= 0 and not resume:
+            raise UserError(f"{run_dir} must be new or resumed, it holds a checkpoint of step {step}: pass --resume")
+        policy = policy_model(config, folder, device, group)
+        if step >= 0:
+            return cls._resumed(config, run_dir, run_id, policy, folder, step, write_snapshot, group)
+        initial = make_version_0(config, run_dir, policy, gold, ranks)
+        state = checkpoint.LearnerState(0, "", initial, config_digest(config), run_id)
+        reference = reference_model(config, run_dir, folder, device, initial, group)
+        return cls(config, run_dir, run_id, policy, state, write_snapshot, reference, group)
 
     @classmethod
     def _resumed(
@@ -134,18 +147,18 @@ class TorchLearner:
         folder: Path,
         step: int,
         write_snapshot: SnapshotWriter,
+        group: Group | None,
     ) -> TorchLearner:
-        saved = checkpoint.load(run_dir / CHECKPOINT_FOLDER, step)
-        if saved.state.run_id != run_id:
-            raise UserError(
-                f"the checkpoints in {run_dir} must be of run {run_id}, they are of run {saved.state.run_id}"
-            )
-        if saved.state.config_digest != config_digest(config):
+        root = run_dir / CHECKPOINT_FOLDER
+        ranks = ONE_RANK if group is None else group.steps
+        state = together(ranks, lambda: checkpoint.load_state(root, step))
+        if state.run_id != run_id:
+            raise UserError(f"the checkpoints in {run_dir} must be of run {run_id}, they are of run {state.run_id}")
+        if state.config_digest != config_digest(config):
             LOG.warning("model or learning settings differ from those the checkpoint of step %d was made with", step)
-        install(policy, saved.weights, f"the checkpoint of step {step}")
-        reference = reference_model(config, run_dir, folder, policy.device, saved.state.initial_weights_hash)
-        learner = cls(config, run_dir, run_id, policy, saved.state, write_snapshot, reference)
-        load_optimizer(learner._optimizer, policy.parameters(), saved.optimizer)
+        reference = reference_model(config, run_dir, folder, policy.device, state.initial_weights_hash, group)
+        learner = cls(config, run_dir, run_id, policy, state, write_snapshot, reference, group)
+        restore(policy, learner._optimizer, root, step, group)
         learner._durable.add(step)
         return learner
 
@@ -177,7 +190,7 @@ class TorchLearner:
         self._training = True
         try:
             statistics = await asyncio.to_thread(self._train, batch)
-            self._state = _after(self._state, batch)
+            self._state = msgspec.structs.replace(self._state, step=self.step + 1, last_batch_digest=batch.digest)
         finally:
             self._training = False
         return statistics
@@ -195,34 +208,41 @@ class TorchLearner:
         held = await self._held(frozen)
         if held.step not in self._durable:
             # The thread holds the frozen copy itself, so its memory is not reused even when this wait is cancelled.
-            await asyncio.to_thread(self._save, held)
+            await asyncio.to_thread(keep, self._checkpoints, held, self._group)
             self._durable.add(held.step)
-            await asyncio.to_thread(checkpoint.prune, self._checkpoints, self._config.checkpoint.keep)
+            if self._publishing.rank == 0:
+                await asyncio.to_thread(checkpoint.prune, self._checkpoints, self._config.checkpoint.keep)
 
     async def write_snapshot(self, incarnation: int, frozen: Frozen | None = None) -> tuple[Manifest, Path]:
-        """The weights in ``model.snapshot_dtype``, as policy (incarnation, frozen step). Raises DiskFull."""
+        """The weights in ``model.snapshot_dtype``, as policy (incarnation, frozen step). Raises DiskFull.
+
+        For rank 0 of a group; the others ``serve_snapshot``.
+        """
         held = await self._held(frozen)
         policy = Policy(incarnation, held.step)
         folder = self._snapshots / str(policy)
         dtype = self._config.model.snapshot_dtype
 
         def write() -> Manifest:
-            return self._writer(
-                as_snapshot(held.weights, dtype),
-                held.aliases,
-                run_id=self._run_id,
-                policy=policy,
-                dtype=dtype,
-                folder=folder,
-            )
+            with gathered(held.weights, held.shapes, self._publishing) as tensors:
+                assert tensors is not None, "only rank 0 writes"
+                return self._writer(
+                    as_snapshot(tensors, dtype),
+                    held.aliases,
+                    run_id=self._run_id,
+                    policy=policy,
+                    dtype=dtype,
+                    folder=folder,
+                )
 
         return await asyncio.to_thread(write), folder
 
+    async def serve_snapshot(self, frozen: FrozenState) -> None:
+        """Give rank 0 the rows that it asks for."""
+        await asyncio.to_thread(serve, frozen.weights, frozen.shapes, self._publishing)
+
     async def discard_snapshots(self, keep: int) -> None:
         await asyncio.to_thread(discard_older, self._snapshots, keep)
-
-    def _save(self, held: FrozenState) -> None:
-        checkpoint.save(self._checkpoints, held.state, held.weights, held.optimizer)
 
     async def _held(self, frozen: Frozen | None) -> FrozenState:
         if frozen is None:
@@ -236,22 +256,23 @@ class TorchLearner:
             raise RuntimeError("weights can be frozen between two steps only: await train_step first")
 
     def _freeze(self) -> FrozenState:
-        weights, aliases = stored_tensors(self._policy.model)
-        moments = optimizer_tensors(self._optimizer, self._policy.parameters())
-        return self._freezer.freeze(self._state, weights, aliases, moments)
+        set_threads(self._config, self._policy.device)
+        several = self._group is not None
+        moments = optimizer_tensors(self._optimizer, self._policy.parameters(), several_ranks=several)
+        return self._freezer.freeze(self._state, self._policy.stored(), self._policy.aliases, moments)
 
     def _audit(self, reply: BatchReply) -> tuple[RowAudit, ...]:
-        set_threads(self._config)
+        set_threads(self._config, self._policy.device)
         return self._auditor.audit(reply)
 
     def _train(self, reply: BatchReply) -> dict[str, float]:
         """Runs in a thread of its own, alone."""
-        set_threads(self._config)
+        set_threads(self._config, self._policy.device)
         began_s = time.perf_counter()
         batch = form_training_batch(reply, self._rules)
         if batch.unusable_rows:
             LOG.warning("step %d: %d rows cannot be trained on and are left out", reply.step, batch.unusable_rows)
-        statistics = run_updates(batch, self._policy, self._reference, self._optimizer, self._settings)
+        statistics = run_updates(batch, self._policy, self._reference, self._optimizer, self._settings, self._ranks)
         if statistics["updates_not_finite"]:
             LOG.warning("step %d: an update's gradient was not finite and was skipped", reply.step)
         if statistics["trainable_tokens"] == 0:
@@ -261,12 +282,6 @@ class TorchLearner:
             "lr": self._config.learning.lr,
             "step_s": time.perf_counter() - began_s,
         }
-
-
-def _after(state: checkpoint.LearnerState, batch: BatchReply) -> checkpoint.LearnerState:
-    return checkpoint.LearnerState(
-        state.step + 1, batch.digest, state.initial_weights_hash, state.config_digest, state.run_id
-    )
 
 
 def _batch_statistics(batch: TrainingBatch) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 Invariant: at no time do logits of more than ``chunk`` tokens exist, forward or backward; backward computes each chunk's
 again. Logits are divided by the temperature *before* the softmax (field report C06), and everything after the matrix
-product is float32.
+product is float32, or float64 where the hidden states are.
 """
 
 from __future__ import annotations
@@ -20,25 +20,34 @@ def sampled_logprobs(
 
     hidden: [T, H] last hidden states.  weight: [V, H].  bias: [V] or None.  targets: [T] int64.  temperature: [T].
     Returns [T] float32 log-probs, differentiable in hidden, weight and bias, and [T] float32 entropies in nats,
-    without gradient.
+    without gradient; both are float64 where hidden is.
     """
+    wide = _wide(hidden)
     if targets.numel() == 0:
-        # Still connected to the graph: a backward pass over an empty micro-batch is a zero gradient, not an error.
-        return hidden.float().sum(dim=-1) * 0.0, hidden.new_zeros(0, dtype=torch.float32)
+        # Still connected to everything: the gradient of an empty micro-batch is zero, not absent. Ranks that sum
+        # gradients must all have the same ones.
+        nothing = hidden.to(wide) @ weight[0].to(wide)
+        return nothing if bias is None else nothing + bias[0].to(wide), hidden.new_zeros(0, dtype=wide)
     logp, entropy = _SampledLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature.float(), chunk
+        hidden, weight, bias, targets, temperature.to(wide), chunk
     )
     return logp, entropy
 
 
+def _wide(values: Tensor) -> torch.dtype:
+    return torch.promote_types(values.dtype, torch.float32)
+
+
 def _scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
-    """[C, V] float32. Half-precision products on a GPU accumulate and return float32; elsewhere they are done in it."""
-    if hidden.is_cuda and hidden.dtype is not torch.float32:
+    """[C, V] in the wide type. Half-precision products on a GPU accumulate and return float32; elsewhere they are done
+    in it."""
+    wide = _wide(hidden)
+    if hidden.is_cuda and hidden.dtype is not wide:
         logits = torch.mm(hidden, weight.to(hidden.dtype).T, out_dtype=torch.float32)
     else:
-        logits = torch.mm(hidden.float(), weight.float().T)
+        logits = torch.mm(hidden.to(wide), weight.to(wide).T)
     if bias is not None:
-        logits += bias.float()
+        logits += bias.to(wide)
     return logits.div_(temperature[:, None])
 
 
@@ -47,7 +56,7 @@ class _SampledLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        logp = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        logp = torch.empty(targets.shape, dtype=_wide(hidden), device=hidden.device)
         entropy = torch.empty_like(logp)
         with torch.autocast(hidden.device.type, enabled=False):
             for piece in _pieces(targets.numel(), chunk):
@@ -67,9 +76,10 @@ class _SampledLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, temperature = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
-        half = hidden.is_cuda and hidden.dtype is not torch.float32
+        wide = _wide(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and wants_bias else None
+        half = hidden.is_cuda and hidden.dtype is not wide
         with torch.autocast(hidden.device.type, enabled=False):
             for piece in _pieces(targets.numel(), ctx.chunk):
                 logits = _scaled_logits(hidden[piece], weight, bias, temperature[piece])
@@ -83,7 +93,7 @@ class _SampledLogprobs(torch.autograd.Function):
                 if grad_hidden is not None:
                     grad_hidden[piece] = (operand @ weight.to(operand.dtype)).to(hidden.dtype)
                 if grad_weight is not None:
-                    grad_weight.addmm_(slope.T, hidden[piece].float())
+                    grad_weight.addmm_(slope.T, hidden[piece].to(wide))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),

@@ -1,7 +1,8 @@
 """Whether a micro-batch fits into this machine's memory, asked before it is computed.
 
-Invariant: only what cannot fit is refused. A forward pass keeps so many bytes a token for its backward pass; that is
-measured on the model itself and held against the memory that is free. On a GPU its own allocator says so in time.
+Invariant: what can be split is split, on all ranks alike; only a trajectory that cannot fit alone is refused. A forward
+pass keeps so many bytes a token for its backward pass; that is measured on the model itself and held against the memory
+that is free. On a GPU its own allocator says so in time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,23 +30,48 @@ ROOM_SHARE = 0.7
 MEMORY_FACTS = Path("/proc/meminfo")
 
 
-def require_room(policy: PolicyModel, micros: Sequence[MicroBatch], budget: int) -> None:
-    """Raises UserError for a micro-batch that would not fit. budget: ``learning.micro_batch_tokens``."""
-    if policy.device.type != "cpu" or not micros:
-        return
-    free = free_bytes()
-    if free is None:
-        return
-    largest = max(micros, key=lambda micro: micro.tokens.numel())
-    tokens, kept = largest.tokens.numel(), policy.kept_bytes_per_token
-    if tokens * kept <= free:
-        return
-    fits = max(1, int(ROOM_SHARE * free / kept))
-    longest = max(micro.tokens.shape[1] for micro in micros)
-    cure = f"set it to {fits}" if longest <= fits else f"a trajectory alone has {longest}: shorten them to {fits}"
+class Room(msgspec.Struct, frozen=True):
+    """What one rank says of its micro-batches."""
+
+    tokens: int
+    """Of the largest."""
+    longest: int
+    """Of its longest sheet, which cannot be split further."""
+    fits: int | None
+    """Tokens that a micro-batch may have; None where all fit."""
+    kept_bytes: float
+    free_bytes: int
+
+
+def room_of(policy: PolicyModel, micros: Sequence[MicroBatch], ranks_here: int) -> Room:
+    """ranks_here: so many share the free memory of this machine."""
+    tokens = max((micro.tokens.numel() for micro in micros), default=0)
+    longest = max((micro.tokens.shape[1] for micro in micros), default=0)
+    everything = free_bytes() if policy.device.type == "cpu" and micros else None
+    if everything is None:
+        return Room(tokens, longest, None, 0.0, 0)
+    free, kept = everything // ranks_here, policy.kept_bytes_per_token
+    fits = None if tokens * kept <= free else max(1, int(ROOM_SHARE * free / kept))
+    return Room(tokens, longest, fits, tokens * kept, free)
+
+
+def budget_that_fits(rooms: Sequence[Room], budget: int) -> int:
+    """Tokens per micro-batch that every rank has room for. Raises UserError where a trajectory alone has more.
+
+    budget: ``learning.micro_batch_tokens``.
+    """
+    tight = [room for room in rooms if room.fits is not None]
+    if not tight:
+        return budget
+    fits = min(room.fits for room in tight if room.fits is not None)
+    longest = max(room.longest for room in rooms)
+    if longest <= fits:
+        return min(budget, fits)
+    room = max(tight, key=lambda told: told.kept_bytes)
     raise UserError(
-        f"learning.micro_batch_tokens must fit into memory: of {tokens} tokens this model keeps"
-        f" {tokens * kept / 1e9:.1f} GB for the backward pass, {free / 1e9:.1f} GB are free (it is {budget}; {cure})"
+        f"a trajectory's micro-batch must fit into memory: of {room.tokens} tokens this model keeps"
+        f" {room.kept_bytes / 1e9:.1f} GB for the backward pass, {room.free_bytes / 1e9:.1f} GB are free, and a"
+        f" trajectory alone has {longest}: shorten them to {fits}, or set learning.activation_checkpointing"
     )
 
 

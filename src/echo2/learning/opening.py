@@ -6,22 +6,27 @@ Invariant: the reference model is version 0, whose hash every checkpoint records
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from blake3 import blake3
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from echo2.config.root import Config
 from echo2.durable import ASIDE, sync_folder
 from echo2.errors import IntegrityError, UserError
 from echo2.learning.checkpoint import write_safetensors
-from echo2.learning.policy_model import PolicyModel, load_causal_lm
+from echo2.learning.gathering import gathered, whole_shapes
+from echo2.learning.policy_model import PolicyModel, load_causal_lm, own_rows
+from echo2.learning.ranks import ONE_RANK, Ranks, rows_of, together
 from echo2.learning.warm_start import GoldBatches, warm_start
-from echo2.learning.weights import stored_tensors, weights_hash
+from echo2.learning.weights import weights_hash
+
+if TYPE_CHECKING:
+    from echo2.learning.torch_ranks import Group
 
 CHECKPOINT_FOLDER = "checkpoints"
 """Inside the run folder."""
@@ -30,23 +35,52 @@ INITIAL_WEIGHTS = "initial.safetensors"
 """Beside the checkpoints, where a warm start made version 0 differ from the model directory."""
 
 
-def set_threads(config: Config) -> None:
-    """OpenMP counts threads per calling thread: call it in the one that computes."""
+def set_threads(config: Config, device: torch.device) -> None:
+    """OpenMP counts threads per calling thread, and CUDA has a device for each: call it in the one that computes."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if config.learning.threads:
         torch.set_num_threads(config.learning.threads)
 
 
-def policy_model(config: Config, folder: Path, device: torch.device) -> PolicyModel:
-    """The directory's model, ready to train."""
+def policy_model(config: Config, folder: Path, device: torch.device, group: Group | None = None) -> PolicyModel:
+    """The directory's model, ready to train; each rank of a group keeps its part."""
+    if group is None:
+        return _whole_model(config, folder, device, device)
+    from echo2.learning.sharding import shard
+
+    def load_and_split() -> PolicyModel:
+        # Loaded and checked in host memory: whole, a model need not fit onto a GPU.
+        policy = _whole_model(config, folder, torch.device("cpu"), device)
+        shard(policy, group.mesh, device)
+        return policy
+
+    return _in_turn(group.steps, load_and_split)
+
+
+def _whole_model(config: Config, folder: Path, device: torch.device, computes_on: torch.device) -> PolicyModel:
     learning = config.learning
+    dtype = torch.float64 if learning.compute_dtype == "float64" else torch.float32
     return PolicyModel(
-        load_causal_lm(folder, device),
+        load_causal_lm(folder, device, dtype),
         compute_dtype=learning.compute_dtype,
         logits_chunk_tokens=learning.logits_chunk_tokens,
+        activation_checkpointing=learning.activation_checkpointing,
+        computes_on=computes_on,
     )
 
 
-def make_version_0(config: Config, run_dir: Path, policy: PolicyModel, gold: GoldBatches | None) -> str:
+def _in_turn(ranks: Ranks, work: Callable[[], PolicyModel]) -> PolicyModel:
+    """One rank after the other on each machine, whose memory then holds one whole model at a time."""
+    made: list[PolicyModel] = []
+    for turn in range(ranks.here):
+        together(ranks, lambda mine=turn == ranks.local: made.append(work()) if mine else None)  # type: ignore[misc]
+    return made.pop()
+
+
+def make_version_0(
+    config: Config, run_dir: Path, policy: PolicyModel, gold: GoldBatches | None, ranks: Ranks = ONE_RANK
+) -> str:
     """Warm-start the policy where the configuration says so; the hash of its weights."""
     torch.manual_seed(config.run.seed)  # A part of every checkpoint: runs of one seed must have equal ones.
     steps = config.model.warm_start_steps
@@ -59,23 +93,30 @@ def make_version_0(config: Config, run_dir: Path, policy: PolicyModel, gold: Gol
             steps=steps,
             lr=config.model.warm_start_lr,
             micro_batch_tokens=config.learning.micro_batch_tokens,
+            ranks=ranks,
         )
-        _keep_initial(run_dir / CHECKPOINT_FOLDER / INITIAL_WEIGHTS, stored_tensors(policy.model)[0])
-    return weights_hash(stored_tensors(policy.model)[0])
+        _keep_initial(run_dir / CHECKPOINT_FOLDER / INITIAL_WEIGHTS, policy, ranks)
+    return _hash(policy, ranks)
 
 
 def reference_model(
-    config: Config, run_dir: Path, folder: Path, device: torch.device, initial_weights_hash: str
+    config: Config,
+    run_dir: Path,
+    folder: Path,
+    device: torch.device,
+    initial_weights_hash: str,
+    group: Group | None = None,
 ) -> PolicyModel | None:
     """Version 0, frozen; None when the KL term is off."""
     if config.learning.kl_beta == 0:
         return None
-    reference = policy_model(config, folder, device)
+    ranks = ONE_RANK if group is None else group.steps
+    reference = policy_model(config, folder, device, group)
     reference.model.requires_grad_(False)
     kept = run_dir / CHECKPOINT_FOLDER / INITIAL_WEIGHTS
-    if kept.is_file():
-        install(reference, _read_initial(kept), str(kept))
-    if weights_hash(stored_tensors(reference.model)[0]) != initial_weights_hash:
+    if ranks.broadcast(b"kept" if kept.is_file() else b""):
+        together(ranks, lambda: _install_initial(reference, kept, ranks))
+    if _hash(reference, ranks) != initial_weights_hash:
         raise IntegrityError(
             f"the reference of the KL term must be version 0 of this run, but the weights in {folder} have changed:"
             " bring the original model back, or set learning.kl_beta to 0"
@@ -86,25 +127,53 @@ def reference_model(
 @torch.no_grad()
 def install(policy: PolicyModel, weights: Mapping[str, Tensor], origin: str) -> None:
     """Overwrite the model's tensors. Raises IntegrityError when names or shapes are another model's."""
-    targets, _ = stored_tensors(policy.model)
-    if targets.keys() != weights.keys():
-        stranger = sorted(targets.keys() ^ weights.keys())[0]
-        raise IntegrityError(f"{origin} must hold this model's tensors; {stranger!r} is on one side only")
+    targets = policy.stored()
+    require_same(targets, {name: tuple(value.shape) for name, value in weights.items()}, origin)
     for name, target in targets.items():
-        if target.shape != weights[name].shape:
-            shapes = f"{list(target.shape)}, got {list(weights[name].shape)}"
-            raise IntegrityError(f"{origin}: {name} must have shape {shapes}")
         target.copy_(weights[name])
 
 
+def require_same(targets: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], origin: str) -> None:
+    """Raises IntegrityError when names or shapes are another model's."""
+    if targets.keys() != shapes.keys():
+        stranger = sorted(targets.keys() ^ shapes.keys())[0]
+        raise IntegrityError(f"{origin} must hold this model's tensors; {stranger!r} is on one side only")
+    for name, target in targets.items():
+        if tuple(target.shape) != shapes[name]:
+            raise IntegrityError(f"{origin}: {name} must have shape {list(target.shape)}, got {list(shapes[name])}")
+
+
+def _hash(policy: PolicyModel, ranks: Ranks) -> str:
+    stored = policy.stored()
+    with gathered(stored, whole_shapes(stored), ranks) as tensors:
+        found = "" if tensors is None else weights_hash(tensors)
+    return ranks.broadcast(found.encode()).decode()
+
+
 def config_digest(config: Config) -> str:
-    """Of what training depends on."""
-    return blake3((config.model.model_dump_json() + config.learning.model_dump_json()).encode()).hexdigest()
+    """Of what training depends on; not of how many ranks share it."""
+    learning = config.learning.model_dump_json(exclude={"ranks", "collective_timeout_s"})
+    return blake3((config.model.model_dump_json() + learning).encode()).hexdigest()
 
 
-def _read_initial(path: Path) -> dict[str, Tensor]:
+def read_rows(file: Any, name: str, target: Tensor, ranks: Ranks) -> None:
+    """Overwrite this rank's part of ``target`` with its rows from an open safetensors file, on every rank alike."""
+    own = own_rows(target)
+    if own is target:
+        own.copy_(file.get_tensor(name))
+    elif own.numel():
+        own.copy_(file.get_slice(name)[slice(*rows_of(ranks.rank, ranks.world, target.shape[0]))])
+
+
+@torch.no_grad()
+def _install_initial(reference: PolicyModel, path: Path, ranks: Ranks) -> None:
+    targets = reference.stored()
     try:
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            require_same(targets, {name: tuple(rows.get_shape()) for name, rows in slices.items()}, str(path))
+            for name, target in targets.items():
+                read_rows(file, name, target, ranks)
     except (OSError, SafetensorError) as error:
         raise IntegrityError(
             f"{path}, the reference of the KL term, must be readable, got: {error}: bring the file back, or set"
@@ -112,9 +181,12 @@ def _read_initial(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _keep_initial(path: Path, weights: Mapping[str, Tensor]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _keep_initial(path: Path, policy: PolicyModel, ranks: Ranks) -> None:
+    stored = policy.stored()
     aside = path.with_name(path.name + ASIDE)
-    write_safetensors(aside, weights)
-    os.replace(aside, path)
-    sync_folder(path.parent)
+    with gathered(stored, whole_shapes(stored), ranks) as tensors:
+        if tensors is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_safetensors(aside, tensors)
+            os.replace(aside, path)
+            sync_folder(path.parent)

@@ -26,8 +26,13 @@ def build_optimizer(parameters: Mapping[str, nn.Parameter], learning: LearningSe
     )
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's own tensors as ``NAME/moment``, none before the first update, and ``rng/DEVICE``."""
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], *, several_ranks: bool = False
+) -> dict[str, Tensor]:
+    """The optimizer's own tensors as ``NAME/moment``, none before the first update, and ``rng/DEVICE``.
+
+    several_ranks: only what all ranks have alike, the CPU's random state.
+    """
     tensors = {
         f"{name}/{moment}": optimizer.state[parameter][moment]
         for name, parameter in parameters.items()
@@ -35,9 +40,19 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str,
         for moment in MOMENTS
     }
     tensors["rng/cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not several_ranks:
         tensors |= {f"rng/cuda:{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
     return tensors
+
+
+def blank_moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """State to be read into, as after a first update."""
+    for parameter in parameters.values():
+        optimizer.state[parameter] = {
+            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+        }
 
 
 def load_optimizer(

@@ -112,6 +112,13 @@ def pack(
     return batches
 
 
+def empty_micro_batch() -> MicroBatch:
+    """One token and no target: what a rank computes while others still have micro-batches."""
+    nothing = np.zeros(1, np.int64)
+    row = TrainingRow(0, nothing, np.zeros(1, np.bool_), None, 0.0, 1.0, current=True, nucleus=False)
+    return _micro_batch([_sheet([row], 1)])
+
+
 def _sheets(rows: Sequence[TrainingRow], longest: int, share_prefixes: bool, pairs_per_token: float) -> list[Sheet]:
     if not share_prefixes:
         return _alone(rows)

@@ -1,14 +1,15 @@
 """A Hugging Face causal LM as the function the learner needs: log-probs of sampled tokens.
 
-Invariant: weights are float32; dropout is off, so two passes over the same tokens agree exactly. Before the first step
-the model is checked against its own full logits, and prefixes are shared only where that changes nothing.
+Invariant: weights are float32, or float64 for exact comparisons; dropout is off, so two passes over the same tokens
+agree exactly. Before the first step the model is checked against its own full logits, and prefixes are shared only
+where that changes nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as computed_again
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -26,6 +28,7 @@ from echo2.learning.batch import TrainingRow
 from echo2.learning.logprobs import sampled_logprobs
 from echo2.learning.memory import kept_bytes_per_token
 from echo2.learning.packing import MicroBatch, pack
+from echo2.learning.weights import stored_tensors
 from echo2.transport.model_folder import check_links, weight_files
 
 LOG = logging.getLogger(__name__)
@@ -39,32 +42,64 @@ AGREEMENT = 1e-3
 class PolicyModel:
     """π of one set of weights."""
 
-    def __init__(self, model: Any, *, compute_dtype: str, logits_chunk_tokens: int) -> None:
-        """model: a float32 causal LM on its device.  logits_chunk_tokens: 0 for what ``LOGITS_BYTES`` holds.
+    def __init__(
+        self,
+        model: Any,
+        *,
+        compute_dtype: str,
+        logits_chunk_tokens: int,
+        activation_checkpointing: bool = False,
+        computes_on: torch.device | None = None,
+    ) -> None:
+        """model: a causal LM on its device, in float32 or float64.  logits_chunk_tokens: 0 for what ``LOGITS_BYTES``
+        holds.  activation_checkpointing: of each block only the input is kept for the backward pass.  computes_on:
+        where its parts go when it is split; None: where it is.
 
         Raises UserError when its logits cannot be computed in chunks.
         """
         self.model: Any = model.eval()
         self.device = next(model.parameters()).device
+        self._weights_dtype: torch.dtype = next(model.parameters()).dtype
+        self._run: Callable[[MicroBatch], tuple[Tensor, Tensor]] = self.compute_here
         self._body: nn.Module = model.base_model
         self._head: nn.Module = model.get_output_embeddings()
         self.vocabulary = int(self._head.weight.shape[0])
-        self._chunk = logits_chunk_tokens or max(1, LOGITS_BYTES[self.device.type] // (4 * self.vocabulary))
-        self._compute = torch.float32
+        place = (computes_on or self.device).type
+        self._chunk = logits_chunk_tokens or max(1, LOGITS_BYTES[place] // (4 * self.vocabulary))
+        self.compute_dtype = self._weights_dtype
+        self._autocasts = False
         self.shares_prefixes = False
         self.flops: ModelFlops = model_flops(model)
+        stored, self.aliases = stored_tensors(model)
+        self._stored = tuple(stored)
         self._check()
-        self._compute = _supported(compute_dtype, self.device)
+        if self._weights_dtype is torch.float32:
+            self.compute_dtype = _supported(compute_dtype, computes_on or self.device)
+            self._autocasts = self.compute_dtype is not torch.float32
+        if activation_checkpointing:
+            self.kept_bytes_per_token = _kept_with_checkpointing(self)
+            _compute_blocks_again(model)
+
+    def split(self, logprobs: Callable[[MicroBatch], tuple[Tensor, Tensor]], device: torch.device) -> None:
+        """From now on several ranks hold the weights, on ``device``; ``logprobs`` makes them whole around each pass."""
+        self._run = logprobs
+        self._autocasts = False  # what holds the weights casts them
+        self.device = device
 
     def logprobs(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        """[T] float32 log-probs of the micro-batch's targets at their temperatures, and [T] entropies.
+        """[T] float32 log-probs of the micro-batch's targets at their temperatures, and [T] entropies; float64 where
+        the weights are. Ranks that split the weights must all call it, each with a micro-batch of its own.
 
         Only hidden states that predict a target meet the vocabulary.
         """
-        with torch.autocast(self.device.type, dtype=self._compute, enabled=self._compute is not torch.float32):
+        return self._run(micro)
+
+    def compute_here(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """``logprobs`` with weights that are whole."""
+        with torch.autocast(self.device.type, dtype=self.compute_dtype, enabled=self._autocasts):
             hidden = self._body(
                 input_ids=micro.tokens,
-                attention_mask=micro.real if micro.visible is None else _additive(micro.visible, self._compute),
+                attention_mask=micro.real if micro.visible is None else _additive(micro.visible, self.compute_dtype),
                 position_ids=micro.positions,
                 use_cache=False,
             ).last_hidden_state
@@ -75,7 +110,7 @@ class PolicyModel:
 
     @cached_property
     def kept_bytes_per_token(self) -> float:
-        """What a forward pass keeps of each token for the backward pass."""
+        """What a forward pass keeps of each token for the backward pass; to be asked before the weights are split."""
         return kept_bytes_per_token(self)
 
     @property
@@ -86,11 +121,16 @@ class PolicyModel:
     @cached_property
     def peak_flops(self) -> float:
         """Per second, of this device in the type that is computed in."""
-        return peak_flops(self.device, self._compute)
+        return peak_flops(self.device, self.compute_dtype)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, tied ones once."""
         return {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+
+    def stored(self) -> dict[str, Tensor]:
+        """The distinct tensors of the model's state by name, as they are; ``aliases`` are the tied names."""
+        state = self.model.state_dict()
+        return {name: state[name] for name in self._stored}
 
     @torch.no_grad()
     def _check(self) -> None:
@@ -112,7 +152,7 @@ class PolicyModel:
 
     def _from_full_logits(self, row: TrainingRow) -> Tensor:
         tokens = torch.from_numpy(row.tokens)[None].to(self.device)
-        logits = self.model(input_ids=tokens, use_cache=False).logits[0].float() / row.temperature
+        logits = self.model(input_ids=tokens, use_cache=False).logits[0].to(self._weights_dtype) / row.temperature
         before_target = np.flatnonzero(row.loss) - 1
         chosen: Tensor = logits.log_softmax(-1)[before_target, row.tokens[row.loss]]
         return chosen
@@ -123,13 +163,50 @@ class PolicyModel:
         return torch.cat([self.logprobs(micro.to(self.device))[0] for micro in micros])
 
 
+def own_rows(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that is split over ranks; any other tensor as it is."""
+    own: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return own
+
+
+def whole(value: Tensor) -> Tensor:
+    """What all ranks make of a value that each has a part of."""
+    gathered: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return gathered
+
+
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as the attention kernels add it, made once: of a boolean one every layer makes and keeps its own."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -inf)
 
 
-def load_causal_lm(folder: Path, device: torch.device) -> Any:
-    """The directory's model in float32. Raises UserError when it is none.
+def blocks_of(model: Any) -> list[nn.Module]:
+    """The model's repeated layers: the list of modules that holds most of it. None where it has no such list."""
+    lists: list[nn.ModuleList] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        return []
+    largest: nn.ModuleList = max(lists, key=_size)
+    return list(largest)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _compute_blocks_again(model: Any) -> None:
+    for block in blocks_of(model):
+        block.forward = partial(computed_again, block.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _kept_with_checkpointing(policy: PolicyModel) -> float:
+    """Of every block its input, and of the one that is computed again all that it keeps."""
+    blocks = max(1, len(blocks_of(policy.model)))
+    width: int = policy.model.config.get_text_config().hidden_size
+    return kept_bytes_per_token(policy) / blocks + float(blocks * width * policy.compute_dtype.itemsize)
+
+
+def load_causal_lm(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
+    """The directory's model in ``dtype``. Raises UserError when it is none.
 
     Never runs code from the directory, nor follows a name or a link out of it (E03).
     """
@@ -138,7 +215,7 @@ def load_causal_lm(folder: Path, device: torch.device) -> Any:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except SafetensorError as error:
         raise UserError(

@@ -1,8 +1,8 @@
 """The optimizer updates of one training step.
 
-Invariant: an update divides the summed loss by a normaliser of all its micro-batches, which the objective names and
-tokens and rows decide (field report C04). An update without loss-bearing tokens, or with a gradient that is not finite,
-changes neither weights nor optimizer and is counted.
+Invariant: an update divides the summed loss by a normaliser of all its micro-batches on all ranks, which the objective
+names and tokens and rows decide (field report C04). An update without loss-bearing tokens, or with a gradient that is
+not finite, changes neither weights nor optimizer, on whatever rank, and is counted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from echo2.learning.batch import TrainingBatch, minibatches
-from echo2.learning.memory import require_room
+from echo2.learning.micro_batches import micro_batches
 from echo2.learning.objectives import Objective, ObjectiveSettings, ObjectiveSums, TokenTerms
-from echo2.learning.packing import MicroBatch, pack
-from echo2.learning.policy_model import PolicyModel
+from echo2.learning.packing import MicroBatch
+from echo2.learning.policy_model import PolicyModel, whole
+from echo2.learning.ranks import ONE_RANK, Ranks, total, totals
 
 FORWARD_AND_BACKWARD = 3
 """Forward passes that a gradient costs."""
@@ -65,6 +66,11 @@ class _Minibatch:
     """One update's micro-batches with the log-probs that must be known before any update of the step."""
 
     micros: list[MicroBatch]
+    """This rank's"""
+    tokens: int
+    """Loss-bearing ones of the whole update, over all ranks"""
+    rows: int
+    """Those with such a token, likewise"""
     prox: list[Tensor] | None
     """[T] each; None where the update's own forward pass is under π_prox and nothing must be known before it"""
     ref: list[Tensor] | None
@@ -72,14 +78,6 @@ class _Minibatch:
     """Nothing of the step was trained before it, so its ρ is 1."""
     groups: int
     """Of the batch."""
-
-    @property
-    def tokens(self) -> int:
-        return sum(micro.targets for micro in self.micros)
-
-    @property
-    def rows(self) -> int:
-        return sum(micro.rows for micro in self.micros)
 
     def terms(self, index: int, logp: Tensor, whole: Tensor | None = None) -> TokenTerms:
         micro = self.micros[index]
@@ -106,10 +104,11 @@ def run_updates(
     reference: PolicyModel | None,
     optimizer: torch.optim.Optimizer,
     settings: UpdateSettings,
+    ranks: Ranks = ONE_RANK,
 ) -> dict[str, float]:
-    """One training step on the batch; returns its statistics, all finite."""
+    """One training step on the batch, which every rank holds whole; returns its statistics, all finite."""
     tally = Tally()
-    work = _prepare(batch, policy, reference, settings, tally)
+    work = _prepare(batch, policy, reference, settings, tally, ranks)
     done = empty = not_finite = 0
     norms: list[float] = []
     for minibatch in work:
@@ -119,7 +118,7 @@ def run_updates(
         optimizer.zero_grad(set_to_none=True)
         own = Tally()
         with tally.clock("update_s"):
-            _accumulate(minibatch, policy, settings, own)
+            _accumulate(minibatch, policy, settings, own, ranks)
         with tally.clock("optimizer_s"):
             norm = _clip(policy, settings.grad_clip)
             if norm is None:
@@ -130,7 +129,8 @@ def run_updates(
                 norms.append(norm)
                 done += 1
         optimizer.zero_grad(set_to_none=True)
-    statistics = _statistics(tally, norms) | _speed(tally, policy)
+    tally.sums = totals(ranks, tally.sums)
+    statistics = _statistics(tally, norms) | _speed(tally, policy.peak_flops * ranks.world)
     statistics |= {"updates": done, "updates_empty": empty, "updates_not_finite": not_finite}
     return statistics
 
@@ -141,21 +141,17 @@ def _prepare(
     reference: PolicyModel | None,
     settings: UpdateSettings,
     tally: Tally,
+    ranks: Ranks,
 ) -> list[_Minibatch]:
     """Pack the minibatches and compute, before the first update, what the later ones compare with."""
     work: list[_Minibatch] = []
     is_first = True
     for rows in minibatches(batch.rows, settings.updates):
         with tally.clock("pack_s"):
-            packed = pack(
-                rows,
-                budget=settings.micro_batch_tokens,
-                share_prefixes=policy.shares_prefixes,
-                pairs_per_token=policy.pairs_per_token,
+            micros = micro_batches(
+                policy, rows, settings.micro_batch_tokens, ranks, share_prefixes=policy.shares_prefixes
             )
-            require_room(policy, packed, settings.micro_batch_tokens)
-            flops = policy.flops.forward(packed)
-            micros = [micro.to(policy.device) for micro in packed]
+            flops = policy.flops.forward(micros)
             tally.add(padded_tokens=sum(micro.tokens.numel() for micro in micros))
         first = is_first and bool(micros)
         with tally.clock("prox_s"):
@@ -165,7 +161,8 @@ def _prepare(
         with tally.clock("reference_s"):
             ref = None if reference is None else _without_gradient(reference, micros)
         tally.add(flops=flops * (FORWARD_AND_BACKWARD + (prox is not None) + (ref is not None)))
-        work.append(_Minibatch(micros, prox, ref, first, batch.groups))
+        tokens, counted = sum(row.targets for row in rows), sum(row.targets > 0 for row in rows)
+        work.append(_Minibatch(micros, tokens, counted, prox, ref, first, batch.groups))
     return work
 
 
@@ -174,12 +171,12 @@ def _without_gradient(policy: PolicyModel, micros: Sequence[MicroBatch]) -> list
     return [policy.logprobs(micro)[0] for micro in micros]
 
 
-def _accumulate(minibatch: _Minibatch, policy: PolicyModel, settings: UpdateSettings, own: Tally) -> None:
+def _accumulate(minibatch: _Minibatch, policy: PolicyModel, settings: UpdateSettings, own: Tally, ranks: Ranks) -> None:
     """Add the gradient and statistics of all micro-batches."""
     objective, given = settings.objective, settings.objective_settings
     normaliser = objective.normaliser(minibatch.tokens, minibatch.rows, given)
-    whole = _whole(minibatch, settings)
-    own.add(normaliser=normaliser)
+    whole = _whole(minibatch, settings, ranks)
+    own.add(normaliser=normaliser / ranks.world)
     for index, micro in enumerate(minibatch.micros):
         logp, entropy = policy.logprobs(micro)
         terms = minibatch.terms(index, logp, whole)
@@ -191,8 +188,8 @@ def _accumulate(minibatch: _Minibatch, policy: PolicyModel, settings: UpdateSett
 
 
 @torch.no_grad()
-def _whole(minibatch: _Minibatch, settings: UpdateSettings) -> Tensor | None:
-    """[K] what the objective must know of the whole update: plain sums, added over micro-batches."""
+def _whole(minibatch: _Minibatch, settings: UpdateSettings, ranks: Ranks) -> Tensor | None:
+    """[K] what the objective must know of the whole update: plain sums, added over micro-batches and ranks."""
     statistics = settings.objective.statistics
     if statistics is None or minibatch.prox is None:
         return None
@@ -200,7 +197,7 @@ def _whole(minibatch: _Minibatch, settings: UpdateSettings) -> Tensor | None:
         statistics(minibatch.terms(index, prox), settings.objective_settings)
         for index, prox in enumerate(minibatch.prox)
     ]
-    return torch.stack(parts).sum(0)
+    return total(ranks, torch.stack(parts).sum(0))
 
 
 def _count(own: Tally, micro: MicroBatch, terms: TokenTerms, sums: ObjectiveSums, entropy: Tensor) -> None:
@@ -224,7 +221,7 @@ def _count(own: Tally, micro: MicroBatch, terms: TokenTerms, sums: ObjectiveSums
 def _clip(policy: PolicyModel, largest: float) -> float | None:
     """Clip the gradient in place; its norm before that, None when it is not finite."""
     parameters = [p for p in policy.parameters().values() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if not bool(torch.isfinite(norm)):
         return None
     if largest > 0:
@@ -232,13 +229,13 @@ def _clip(policy: PolicyModel, largest: float) -> float | None:
     return float(norm)
 
 
-def _speed(tally: Tally, policy: PolicyModel) -> dict[str, float]:
-    """Of the whole step, from packing to the optimizer."""
+def _speed(tally: Tally, peak_flops: float) -> dict[str, float]:
+    """Of the whole step, from packing to the optimizer. peak_flops: per second, of all ranks."""
     took_s = sum(tally.seconds.values())
     flops = tally.sums.get("flops", 0.0)
     if not flops or took_s <= 0:
         return {}
-    return {"tokens_per_s": tally.sums.get("tokens", 0.0) / took_s, "mfu": flops / took_s / policy.peak_flops}
+    return {"tokens_per_s": tally.sums.get("tokens", 0.0) / took_s, "mfu": flops / took_s / peak_flops}
 
 
 def _statistics(tally: Tally, norms: Sequence[float]) -> dict[str, float]:

@@ -12,9 +12,9 @@ import torch
 
 from echo2.errors import UserError
 from echo2.learning.batch import TrainingRow
-from echo2.learning.memory import require_room
-from echo2.learning.packing import pack
-from echo2.learning.policy_model import PolicyModel
+from echo2.learning.micro_batches import micro_batches
+from echo2.learning.policy_model import PolicyModel, whole
+from echo2.learning.ranks import ONE_RANK, Ranks, totals
 
 GoldTalk = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Turn by turn: token ids as the engine gets them, and the gold reply's with its end-of-turn token."""
@@ -26,9 +26,18 @@ GRAD_NORM = 1.0
 """Largest gradient norm: the first steps of a random model are steep."""
 
 
-def warm_start(policy: PolicyModel, gold: GoldBatches, *, steps: int, lr: float, micro_batch_tokens: int) -> float:
+def warm_start(
+    policy: PolicyModel,
+    gold: GoldBatches,
+    *,
+    steps: int,
+    lr: float,
+    micro_batch_tokens: int,
+    ranks: Ranks = ONE_RANK,
+) -> float:
     """Take ``steps`` AdamW steps on the mean negative log-likelihood of gold reply tokens; return the last loss.
 
+    gold: gives the same talks on every rank.
     Raises UserError for talks in tokens that the model does not have.
     """
     parameters = list(policy.parameters().values())
@@ -37,18 +46,18 @@ def warm_start(policy: PolicyModel, gold: GoldBatches, *, steps: int, lr: float,
     for step in range(steps):
         rows = [_row(group, talk) for group, talk in enumerate(gold(step))]
         _check_tokens(rows, policy.vocabulary)
-        micros = pack(rows, budget=micro_batch_tokens, share_prefixes=False)
-        require_room(policy, micros, micro_batch_tokens)
-        tokens = sum(micro.targets for micro in micros)
+        tokens = sum(row.targets for row in rows)
         if tokens == 0:
             raise ValueError(f"supervised step {step} must have a gold reply, it has none")
         loss = 0.0
-        for micro in micros:
-            logp, _ = policy.logprobs(micro.to(policy.device))
+        for micro in micro_batches(policy, rows, micro_batch_tokens, ranks, share_prefixes=False):
+            logp, _ = policy.logprobs(micro)
             share = -logp.sum() / tokens
             share.backward()  # type: ignore[no-untyped-call]
             loss += float(share.detach())
-        torch.nn.utils.clip_grad_norm_(parameters, GRAD_NORM)
+        norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        torch.nn.utils.clip_grads_with_norm_(parameters, GRAD_NORM, norm)
+        loss = totals(ranks, {"loss": loss})["loss"]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return loss

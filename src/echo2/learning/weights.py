@@ -6,8 +6,10 @@ The same weights give the same bytes, and so the same hash, on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Self
 
 import torch
 from blake3 import blake3
@@ -24,6 +26,35 @@ class HostTensor(NamedTuple):
     shape: tuple[int, ...]
     data: memoryview
     """[nbytes] format ``B``"""
+
+
+class SnapshotTensor(NamedTuple):
+    """What a snapshot holds of a tensor, made when it is asked for."""
+
+    dtype: str
+    """safetensors name"""
+    shape: tuple[int, ...]
+    read: Callable[[], memoryview]
+    """[nbytes] format ``B``"""
+
+
+class Kind(NamedTuple):
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Whole tensors, read one at a time: reading one may bring its parts from other ranks."""
+
+    kinds: Mapping[str, Kind]
+    read: Callable[[str], Tensor]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Self:
+        return cls(
+            {name: Kind(value.dtype, tuple(value.shape)) for name, value in tensors.items()}, tensors.__getitem__
+        )
 
 
 def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -44,12 +75,17 @@ def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     return stored, aliases
 
 
-def as_snapshot(tensors: Mapping[str, Tensor], dtype: str) -> dict[str, HostTensor]:
-    """Floating tensors cast to ``dtype`` (round to nearest even), others as they are."""
-    return {
-        name: host_tensor(tensor.to(_TORCH_TYPES[dtype]) if tensor.is_floating_point() else tensor)
-        for name, tensor in tensors.items()
-    }
+def as_snapshot(tensors: Tensors, dtype: str) -> dict[str, SnapshotTensor]:
+    """Floating tensors cast to ``dtype`` (round to nearest even), others as they are; one at a time."""
+    made = {}
+    for name, kind in tensors.kinds.items():
+        cast = _TORCH_TYPES[dtype] if kind.dtype.is_floating_point else kind.dtype
+        made[name] = SnapshotTensor(safetensors_name(cast), kind.shape, partial(_read_as, tensors, name, cast))
+    return made
+
+
+def _read_as(tensors: Tensors, name: str, dtype: torch.dtype) -> memoryview:
+    return host_tensor(tensors.read(name).to(dtype)).data
 
 
 def host_tensor(tensor: Tensor) -> HostTensor:
@@ -71,11 +107,11 @@ def safetensors_name(dtype: torch.dtype) -> str:
     }[dtype]
 
 
-def weights_hash(tensors: Mapping[str, Tensor]) -> str:
+def weights_hash(tensors: Tensors) -> str:
     """blake3 over names, types, shapes and bytes in order of name."""
     digest = blake3(max_threads=blake3.AUTO)
-    for name in sorted(tensors):
-        tensor = host_tensor(tensors[name])
+    for name in sorted(tensors.kinds):
+        tensor = host_tensor(tensors.read(name))
         digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
         digest.update(tensor.data)
     return digest.hexdigest()

@@ -41,7 +41,8 @@ def group_moments(terms: TokenTerms, _: ObjectiveSettings) -> Tensor:
     """[2·groups] float64: Σq² of every group, then Σq."""
     mean = row_means(row_sampling_logp(terms), terms).double()
     q = mean.clamp(-LARGEST_MEAN_LOGP, LARGEST_MEAN_LOGP).exp()
-    members = terms.group == torch.arange(terms.groups, device=q.device)[:, None]  # [groups, N]
+    number = torch.arange(terms.groups, device=q.device)[:, None]
+    members = (terms.group == number) & (terms.lengths > 0)  # [groups, N]; rows of empty micro-batches have no token
     return torch.cat([(members * q.square()).sum(1), (members * q).sum(1)])
 
 
