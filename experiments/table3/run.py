@@ -75,7 +75,7 @@ CASES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, metavar="DIR", default=training.RUNS / "table3", help="kept there")
-    parser.add_argument("--seeds", type=int, default=3, help="training runs of each case")
+    parser.add_argument("--seeds", type=int, default=1, help="training runs of each case")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["sums", "chain_sum"])
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = common.read(HERE)["by_seed"] if (HERE / "results.json").exists() else []
