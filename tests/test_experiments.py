@@ -1,4 +1,4 @@
-"""Committed results of the experiments in virtual time are what they give today: each one's smallest case, again."""
+"""Committed results of experiments: what is played in virtual time is what it gives today, the rest is as it says."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+from echo2.config.load import load_config
 
 ROOT = Path(__file__).parent.parent
 EXPERIMENTS = ROOT / "experiments"
@@ -65,10 +68,84 @@ def test_chains_stay_near_the_unlimited_star() -> None:
     assert json.loads((EXPERIMENTS / "fig4_broadcast/simulated.json").read_text())["judged"]["agrees"]
 
 
-def test_training_won_more_from_the_opponent_it_was_trained_against() -> None:
-    """The interval of the difference on duplicate deals excludes zero."""
-    rows = json.loads((EXPERIMENTS / "table4_poker/results.json").read_text())["rows"]
-    assert [(row["model"], row["deals"]) for row in rows] == [("base", 50)] * 4 + [("GRPO", 50)] * 4
-    (trained,) = (row for row in rows if row["model"] == "GRPO" and row["opponent"] == "rock")
-    assert trained["bb_per_100_more_ci95"][0] > 0
-    assert "python experiments/table4_poker/run.py" in (EXPERIMENTS / "table4_poker/README.md").read_text()
+def test_after_poker_training_fewer_replies_are_no_action() -> None:
+    """And every model played the same deals against the same four."""
+    results = json.loads((EXPERIMENTS / "table4/results.json").read_text())
+    shares = results["fault_share"]
+    assert all(share < shares["base"] for name, share in shares.items() if name != "base")
+    assert len({(row["opponent"], row["deals"]) for row in results["rows"]}) == 4
+    assert len(results["rows"]) == 4 * len(shares)
+    assert "python experiments/table4/run.py" in (EXPERIMENTS / "table4/README.md").read_text()
+
+
+def test_seeds_of_a_poker_condition_are_judged_deal_by_deal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seeds gain 1 and 3 more than the base on each of two deals: 2 chips a game are 100 bb/100, without spread."""
+    table4 = _loaded("table4/run.py", monkeypatch)
+
+    def games(gains: tuple[int, int], faults: int) -> list[Any]:
+        return [
+            table4.Game("rock", deal, seat, gains[deal], replies=4, faults=faults) for deal in (0, 1) for seat in (0, 1)
+        ]
+
+    found = table4.tables({"base": [games((-2, 4), 2)], "self": [games((-1, 5), 0), games((1, 7), 1)]})
+    assert [(row["trained_against"], row["seed"]) for row in found["by_seed"]] == [
+        ("base", 0), ("self", 0), ("self", 1)
+    ]  # fmt: skip
+    base, trained = found["rows"]
+    assert (base["bb_per_100"], trained["bb_per_100"], trained["seeds"]) == (50.0, 150.0, 2)
+    assert (trained["bb_per_100_more"], trained["bb_per_100_more_ci95"]) == (100.0, (100.0, 100.0))
+    assert found["fault_share"] == {"base": 0.5, "self": 0.125}
+
+
+def test_the_smallest_table_of_strategies_is_todays(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategies = _loaded("table4/strategies.py", monkeypatch)
+    committed = json.loads((EXPERIMENTS / "table4/strategies.json").read_text())
+    assert strategies.common.rounded(strategies.row(strategies.SMALLEST)) in committed["rows"]
+
+
+def test_mathematics_was_measured_before_and_after_on_problems_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    table3 = _loaded("table3/run.py", monkeypatch)
+    results = json.loads((EXPERIMENTS / "table3/results.json").read_text())
+    assert table3.common.rounded(table3.together(results["by_seed"])) == results["rows"]
+    for row in results["by_seed"]:
+        assert row["base"].keys() == row["trained"].keys()
+        assert row["avg_more"] == pytest.approx(row["trained"]["avg@16"][0] - row["base"]["avg@16"][0], abs=1e-4)
+    assert "python experiments/table3/run.py" in (EXPERIMENTS / "table3/README.md").read_text()
+
+
+@pytest.mark.parametrize(("table", "case"), [("table3", "sums"), ("table3", "chain_sum"), ("table3", "smollm2")])
+def test_a_case_of_mathematics_is_a_configuration(table: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = _loaded(f"{table}/run.py", monkeypatch)
+    words = module.training.overrides({**module.CASES[case].settings, "run.name": case})
+    config = load_config(module.CONFIG, words[1::2])
+    assert (config.run.name, set(words[::2])) == (case, {"--set"})
+    assert config.tasks[0].options == module.CASES[case].settings.get("tasks.0.options", config.tasks[0].options)
+
+
+def test_a_frozen_model_can_be_named_as_an_opponent_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    table4 = _loaded("table4/run.py", monkeypatch)
+    named = table4.opponents(table4.CONDITIONS["mixed"], Path("some where"))
+    words = table4.training.overrides({"tasks.0.options.opponents": named})
+    assert load_config(table4.CONFIG, words[1::2]).tasks[0].options["opponents"] == named
+    assert (named[:3], named[3]["options"]["snapshot"]) == ([*table4.BOTS], "some where")
+
+
+def test_a_run_that_has_ended_is_not_done_again_and_one_cut_short_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    training = _loaded("table3/run.py", monkeypatch).training
+    said: list[tuple[str, ...]] = []
+
+    def echo2(*words: str | Path) -> dict[str, Any]:
+        said.append(tuple(str(word) for word in words[:3]))
+        (tmp_path / "sums-0").mkdir(exist_ok=True)
+        if len(said) == 1:
+            raise KeyboardInterrupt
+        return {}
+
+    monkeypatch.setattr(training, "echo2", echo2)
+    with pytest.raises(KeyboardInterrupt):
+        training.trained(Path("run.toml"), tmp_path, {"run.name": "sums-0"})
+    for _ in range(2):
+        training.trained(Path("run.toml"), tmp_path, {"run.name": "sums-0"})
+    assert said == [("train", "run.toml", "--set"), ("train", str(tmp_path / "sums-0"), "--resume")]

@@ -131,6 +131,14 @@ def test_two_models_are_compared_on_the_same_prompts(echo2: Echo2, tmp_path: Pat
     assert "against tiny:qwen3, on the same prompts: +0.000" in shown
 
 
+def test_both_models_measures_are_told(echo2: Echo2, run_toml: Path) -> None:
+    done = echo2("eval", run_toml, "--against", "tiny:qwen3", "--json")
+    assert done.code == 0, done.err
+    (found,) = done.json["by_task"].values()
+    assert list(found["measures"]) == ["avg@2", "pass@1", "pass@2"]
+    assert found["measures_against"] == found["measures"]
+
+
 def test_a_difference_is_taken_prompt_by_prompt() -> None:
     ours = Scores({"a": [1.0, 0.0], "b": [1.0], "c": [9.0]})
     found = difference(ours, Scores({"a": [0.5], "b": [0.0]}))

@@ -89,9 +89,9 @@ def compared(config: Config, other: Config | None = None, name: str = "") -> dic
     name: what the model is called; its path by default.
     """
     tasks = loaded(config)
-    by_task = _scored(config, tasks)
+    by_task = scored(config, tasks)
     # Tasks anew: an opponent that is a model belongs to the event loop in which it was first asked.
-    others = None if other is None else _scored(other, loaded(other))
+    others = None if other is None else scored(other, loaded(other))
     reports = {
         task.name: report(task, by_task[task.name], config.eval.samples, others[task.name] if others else None)
         for task, _ in tasks
@@ -120,7 +120,8 @@ def difference(scores: Scores, other: Scores) -> dict[str, Any]:
     return {"reward_more": fmean(more) if more else None, "reward_more_ci95": interval(more)}
 
 
-def _scored(config: Config, tasks: list[tuple[Task, float]]) -> dict[str, Scores]:
+def scored(config: Config, tasks: list[tuple[Task, float]]) -> dict[str, Scores]:
+    """By task, what the configuration's model scores on their held-out prompts."""
     by_task = {task.name: Scores() for task, _ in tasks}
     with tempfile.TemporaryDirectory(prefix="echo2-eval-") as folder:
         asyncio.run(_score(config, tasks, by_task, Path(folder)))
@@ -158,6 +159,8 @@ def report(task: Task, scores: Scores, samples: int, other: Scores | None = None
         facts |= difference(scores, other) | {"table_against": _tabled(task, other.played, None)}
     if task.pass_reward is not None:
         facts["measures"] = measures(scores.rewards, task.pass_reward, samples)
+        if other is not None:
+            facts["measures_against"] = measures(other.rewards, task.pass_reward, samples)
         if samples < task.metric.k:
             facts["to_report_it"] = f"{task.metric} needs eval.samples = {task.metric.k}, got {samples}"
     return facts

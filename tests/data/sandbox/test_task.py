@@ -177,6 +177,16 @@ async def test_g09_a_reply_that_is_no_action_costs_is_asked_again_and_then_the_d
     assert (told.reward, told.omega["gain"], told.omega["rewards"]) == (-3.0, -1.0, [-3.0])
 
 
+async def test_a_dearer_fault_costs_reward_and_no_chips() -> None:
+    """Three big blinds for the fault; the fold after it costs the small blind."""
+    task = sandbox_task(opponents=["rock"], retries=0, fault_price=3)
+    prompt = next(p for i in range(50) if (p := task.prompt("train", i)).content["seat"] == 0)
+    (told,) = await games(task, prompt, Sampler("", calls))
+    assert (told.reward, told.omega["gain"], told.omega["faults"]) == (-7.0, -1.0, 1)
+    assert "no legal action costs 6 chips" in task.messages(prompt)[0]["content"]
+    assert task.fingerprint() != sandbox_task(opponents=["rock"], retries=0).fingerprint()
+
+
 @pytest.mark.parametrize("sandbox", ["poker", "moba"])
 async def test_a_group_plays_one_game_and_its_rewards_sum_to_the_return(sandbox: str) -> None:
     task = sandbox_task(sandbox=sandbox)
@@ -272,6 +282,8 @@ async def test_recorded_games_train_as_off_policy_data(tmp_path: Path) -> None:
         ({"sandbox": "no.such:Game"}, "must be importable"),
         ({"normalise": "hand"}, "normalise must be one of deal, similar, batch"),
         ({"retries": -1}, "retries must be an integer"),
+        ({"fault_price": 0}, "fault_price must be a number above 0"),
+        ({"fault_price": True}, "fault_price must be a number above 0"),
         ({"opponents": ["rok"]}, "must be one of rock, maniac, counter"),
         ({"opponents": [{"name": "rock", "wieght": 2}]}, "wieght"),
         ({"opponents": [{"name": "rock", "weight": 0}]}, "weight must be above 0"),

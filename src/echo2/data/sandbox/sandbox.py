@@ -66,7 +66,7 @@ class Sandbox(Protocol):
 
     @property
     def fault_cost(self) -> float:
-        """What a reply that is no action takes off the reward, in the unit of ``gain``."""
+        """What a reply that is no action takes off the reward by default, in the unit of ``gain``."""
         ...
 
     @property

@@ -15,6 +15,7 @@ import hashlib
 import sys
 from collections.abc import AsyncIterator, Sequence
 from functools import cached_property
+from math import inf
 from pkgutil import iter_modules
 from random import Random
 from typing import Any, NamedTuple, get_args
@@ -23,7 +24,7 @@ from echo2.data.sandbox.catalogue import load_sandbox
 from echo2.data.sandbox.keys import Normalise, normalisation_key
 from echo2.data.sandbox.log import Entry, GameLog, messages_of
 from echo2.data.sandbox.opponents import POLICY, Opponents
-from echo2.data.sandbox.play import briefing, play
+from echo2.data.sandbox.play import Faults, briefing, play
 from echo2.data.sandbox.players import BotPlayer, Speaker
 from echo2.data.sandbox.recorded import Recorded, log_at, recite
 from echo2.data.sandbox.sandbox import Fault, Sandbox, Turn
@@ -48,8 +49,9 @@ class SandboxTask(Task):
     (``module:Class``) and ``options``; each game draws from them. All bots alike by default.
     normalise: whose returns an advantage is measured against: ``deal`` (the group: same cards, seat and opponents),
     ``similar`` (games of the batch with a like start and the same opponents), ``batch`` (all of the batch).
-    retries: how often a reply that is no action is asked for again.  teacher: who gives the gold replies of checks and
-    warm starts: a bot, by default the sandbox's last, or ``chance``, any legal action: how to speak, not how to play.
+    retries: how often a reply that is no action is asked for again.  fault_price: what each costs, in the sandbox's own
+    prices (a big blind, ten gold).  teacher: who gives the gold replies of checks and warm starts: a bot, by default
+    the sandbox's last, or ``chance``, any legal action: how to speak, not how to play.
     logs_path: recorded games (JSONL) to train on instead of playing.  logs_together: how many make a group; the run's
     group size, or some are said twice.  seed: which deals, seats and opponents come.
     """
@@ -62,6 +64,7 @@ class SandboxTask(Task):
         opponents: list[str | dict[str, Any]] | None = None,
         normalise: Normalise = "deal",
         retries: int = 1,
+        fault_price: float = 1.0,
         teacher: str = "",
         logs_path: str = "",
         logs_together: int = 8,
@@ -77,14 +80,17 @@ class SandboxTask(Task):
         for key, value, least in (("retries", retries, 0), ("seed", seed, 0), ("logs_together", logs_together, 1)):
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
                 faults.append(f"{key} must be an integer of at least {least}, got {value!r}")
+        if not isinstance(fault_price, int | float) or isinstance(fault_price, bool) or not 0 < fault_price < inf:
+            faults.append(f"fault_price must be a number above 0, got {fault_price!r}")
         if teacher and teacher not in (*game.bots, CHANCE):
             faults.append(f"teacher must be one of {', '.join(game.bots)}, {CHANCE}, got {teacher!r}")
         if faults:
             raise ConfigError([f"sandbox {sandbox}: {fault}" for fault in faults])
-        self._rules = briefing(game, retries)
+        self._faults = Faults(retries, fault_price * game.fault_cost)
+        self._rules = briefing(game, self._faults)
         self._opponents = Opponents(opponents or list(game.bots), game.bots)
         self.verifiable = not self._opponents.has_models
-        self._normalise, self._retries, self._seed = normalise, retries, seed
+        self._normalise, self._seed = normalise, seed
         self._teacher = teacher or list(game.bots)[-1]
         self._logs_path, self._logs_together = logs_path, logs_together
 
@@ -178,7 +184,7 @@ class SandboxTask(Task):
             names = tuple(self._opponents.draw(game.seats, Random(f"{self._seed}/record/{number}")))
             turn = game.reset(deal)
             players = [self._opponents.player(name, number, seat, self._rules) for seat, name in enumerate(names)]
-            for seat, entries in enumerate(await play(game, turn, players, self._retries)):
+            for seat, entries in enumerate(await play(game, turn, players, self._faults)):
                 if entries:
                     yield self._log(game, deal, seat, names, entries)
 
@@ -243,7 +249,7 @@ class SandboxTask(Task):
                 else self._opponents.player(name, seed, place, self._rules)
                 for place, name in enumerate(names)
             ]
-            entries = (await play(game, turn, players, self._retries))[seat]
+            entries = (await play(game, turn, players, self._faults))[seat]
             first_gain = game.gain(seat) if again == 0 else first_gain
             if entries:
                 return self._log(game, seed, seat, names, entries), first_gain, again + 1

@@ -7,7 +7,7 @@ import pytest
 from echo2.data.sandbox.catalogue import load_sandbox
 from echo2.data.sandbox.moba.bots import BOTS
 from echo2.data.sandbox.moba.game import LaneDuel
-from echo2.data.sandbox.play import play
+from echo2.data.sandbox.play import Faults, play
 from echo2.data.sandbox.players import BotPlayer
 from echo2.data.sandbox.sandbox import Fault, Outcome
 from echo2.errors import ConfigError
@@ -38,7 +38,7 @@ async def test_games_end_and_gains_sum_to_zero_whoever_plays() -> None:
         for seed in range(10):
             game = LaneDuel()
             players = [BotPlayer(BOTS[first], "0"), BotPlayer(BOTS[second], "1")]
-            logs = await play(game, game.reset(seed), players, retries=0)
+            logs = await play(game, game.reset(seed), players, Faults(retries=0, price=1.0))
             assert all(sum(entry.reward for entry in log) == game.gain(seat) for seat, log in enumerate(logs))
             assert game.gain(0) + game.gain(1) == 0
             won[first] += game.gain(0)

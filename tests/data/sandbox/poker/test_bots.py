@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from echo2.data.sandbox.play import play
+from echo2.data.sandbox.play import Faults, play
 from echo2.data.sandbox.players import BotPlayer
 from echo2.data.sandbox.poker.bots import BOTS
 from echo2.data.sandbox.poker.game import Poker
@@ -18,7 +18,7 @@ async def gain(first: str, second: str, deals: int) -> float:
         for seat, names in enumerate([(first, second), (second, first)]):
             game = Poker()
             players = [BotPlayer(BOTS[name], f"{deal}/{place}") for place, name in enumerate(names)]
-            await play(game, game.reset(deal), players, retries=0)
+            await play(game, game.reset(deal), players, Faults(retries=0, price=1.0))
             won += game.gain(seat)
     return 100 * won / 2 / (2 * deals)
 
@@ -31,7 +31,7 @@ async def test_bots_say_what_is_legal_and_play_the_same_from_the_same_seed(seats
         for _ in range(2):
             game = Poker(seats=seats)
             players = [BotPlayer(BOTS[names[seat]], f"{deal}/{seat}") for seat in range(seats)]
-            logs.append(await play(game, game.reset(deal), players, retries=0))
+            logs.append(await play(game, game.reset(deal), players, Faults(retries=0, price=1.0)))
             assert sum(game.gain(seat) for seat in range(seats)) == 0
         assert logs[0] == logs[1]
         assert not any(entry.fault for entries in logs[0] for entry in entries)

@@ -4,7 +4,7 @@ import pytest
 from poker import deck
 
 from echo2.data.sandbox.catalogue import load_sandbox
-from echo2.data.sandbox.play import briefing
+from echo2.data.sandbox.play import Faults, briefing
 from echo2.data.sandbox.poker.game import Poker
 from echo2.data.sandbox.sandbox import Fault, Outcome, Turn
 from echo2.errors import ConfigError
@@ -49,11 +49,11 @@ def test_a_state_shows_hand_board_pot_odds_and_what_happened() -> None:
 
 
 def test_the_prompt_says_what_amounts_mean_and_what_a_fault_costs() -> None:
-    told = briefing(Poker(), retries=1)
+    told = briefing(Poker(), Faults(retries=1, price=Poker().fault_cost))
     assert "N is the total you will then have in front of you on this street" in told
     assert "costs 2 chips and you are asked once more; then you check if that is free, and fold if it is not." in told
-    assert "costs 2 chips; then you check" in briefing(Poker(), retries=0)
-    assert "asked again, 3 times at most; then" in briefing(Poker(), retries=3)
+    assert "costs 2 chips; then you check" in briefing(Poker(), Faults(0, 2.0))
+    assert "asked again, 3 times at most; then" in briefing(Poker(), Faults(3, 2.0))
 
 
 @pytest.mark.parametrize(
