@@ -39,15 +39,14 @@ CASES = {
     "chain_sum": Case(
         "tiny, reasoning_gym/chain_sum",
         {
-            "run.steps": 40,
-            "model.warm_start_steps": 120,
+            "model.warm_start_steps": 400,
             "tasks.0.name": "reasoning_gym/chain_sum",
             "tasks.0.options": {
                 "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
                 "threshold": 1.0,
                 "instruction": "Reply with <answer>sum</answer>.",
             },
-            "rollout.rollouts_per_step": 128,
+            "rollout.rollouts_per_step": 256,
             "rollout.group_size": 8,
             "rollout.max_new_tokens": 28,
         },
