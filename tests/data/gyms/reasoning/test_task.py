@@ -186,7 +186,7 @@ def test_what_the_library_raises_is_no_zero() -> None:
         ({"environment": "chain_sum", "config": {"seed": 3}}, "without seed and size"),
         ({"environment": "chain_sum", "threshold": 2}, r"threshold must be a number in \(0, 1\]"),
         ({"environment": "chain_sum", "instruction": "Answer."}, "instruction must show <answer>"),
-        ({}, "option environment must be given"),
+        ({}, "reasoning_gym is a gym: name an environment"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, object], words: str) -> None:
