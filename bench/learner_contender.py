@@ -83,9 +83,7 @@ def ours(order: dict[str, Any], model: Any, replies: Replies, *, checkpointing: 
         def step(self, closure: Any = None) -> None:
             self.kept = {name: p.grad for name, p in policy.parameters().items() if p.grad is not None}
 
-    policy = PolicyModel(
-        model, compute_dtype="float32", logits_chunk_tokens=0, activation_checkpointing=checkpointing
-    )
+    policy = PolicyModel(model, compute_dtype="float32", logits_chunk_tokens=0, activation_checkpointing=checkpointing)
     rows = []
     for i, (prompt, reply) in enumerate(zip(replies.prompts, replies.replies, strict=True)):
         tokens = np.asarray(prompt + reply, np.int64)

@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from echo2.config.load import build_config
+from echo2.config.render import render_config
 from echo2.errors import UserError
 from echo2.learning.tiny import character_tokenizer
 from echo2.metrics import StepMetrics
@@ -177,3 +179,18 @@ def test_torchrun_launches_the_ranks_of_a_learner(model: Path, tmp_path: Path) -
     told = "\n".join(path.read_text() for path in sorted(tmp_path.glob("*.log")))
     assert codes == [0, 0, 0], told
     assert len(final_bits(run)) == 2
+
+
+def test_a_whole_run_under_torchrun_is_one_run_with_as_many_ranks(model: Path, tmp_path: Path) -> None:
+    tables = config(model, tmp_path, "whole", ranks=1)
+    tables["run"]["steps"] = 2
+    file = tmp_path / "run.toml"
+    file.write_text(render_config(build_config(tables)))
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+               "-m", "echo2", "train", str(file))  # fmt: skip
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("steps        1 to 2") == 1
+    shards = list((tmp_path / "whole" / "checkpoints" / "step-00000002").glob("*.safetensors"))
+    assert len(shards) == 2, "each rank wrote its shard"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,11 +36,15 @@ def train(
     """Run coordinator, learner and local workers; print a join string for more workers."""
     from echo2.cli.inputs import check_trainable, checked_config
     from echo2.cli.preview import preview, preview_text
+    from echo2.cli.torchrun import take_over
     from echo2.config.render import render_config
 
+    ranks = take_over(os.environ)
+    if ranks == 0:
+        return  # the first of torchrun's processes runs everything
     if run.is_dir() and not resume:
         raise typer.BadParameter(f"{run} is a folder: give a configuration file, or add --resume to continue that run")
-    config = checked_config(run, overrides or [])
+    config = checked_config(run, [*([] if ranks is None else [f"learning.ranks={ranks}"]), *(overrides or [])])
     if print_config:
         print_json(config.model_dump(mode="json")) if as_json else print(render_config(config), end="")
     elif dry_run:
