@@ -8,11 +8,12 @@ where that changes nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +38,12 @@ LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 """Of a chunk's float32 logits, where no size is configured: enough rows for the matrix product to run at full speed."""
 AGREEMENT = 1e-3
 """Largest difference in a log-prob between two ways of computing it in float32 that still counts as rounding."""
+
+
+class Scores(Protocol):
+    """What a reference is asked for."""
+
+    def logprobs(self, micro: MicroBatch) -> tuple[Tensor, Tensor]: ...
 
 
 class PolicyModel:
@@ -72,6 +79,8 @@ class PolicyModel:
         self.flops: ModelFlops = model_flops(model)
         stored, self.aliases = stored_tensors(model)
         self._stored = tuple(stored)
+        self.passes_of_update = 3
+        """Forward passes that a forward and a backward one cost."""
         self._check()
         if self._weights_dtype is torch.float32:
             self.compute_dtype = _supported(compute_dtype, computes_on or self.device)
@@ -126,6 +135,15 @@ class PolicyModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, tied ones once."""
         return {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """What a snapshot holds, by its names, tied ones once."""
+        return dict(self.model.named_parameters())
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside the block only ``weights`` compute."""
+        yield
 
     def stored(self) -> dict[str, Tensor]:
         """The distinct tensors of the model's state by name, as they are; ``aliases`` are the tied names."""

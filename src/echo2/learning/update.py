@@ -19,11 +19,8 @@ from echo2.learning.batch import TrainingBatch, minibatches
 from echo2.learning.micro_batches import micro_batches
 from echo2.learning.objectives import Objective, ObjectiveSettings, ObjectiveSums, TokenTerms
 from echo2.learning.packing import MicroBatch
-from echo2.learning.policy_model import PolicyModel, whole
+from echo2.learning.policy_model import PolicyModel, Scores, whole
 from echo2.learning.ranks import ONE_RANK, Ranks, total, totals
-
-FORWARD_AND_BACKWARD = 3
-"""Forward passes that a gradient costs."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class _Minibatch:
 def run_updates(
     batch: TrainingBatch,
     policy: PolicyModel,
-    reference: PolicyModel | None,
+    reference: Scores | None,
     optimizer: torch.optim.Optimizer,
     settings: UpdateSettings,
     ranks: Ranks = ONE_RANK,
@@ -138,7 +135,7 @@ def run_updates(
 def _prepare(
     batch: TrainingBatch,
     policy: PolicyModel,
-    reference: PolicyModel | None,
+    reference: Scores | None,
     settings: UpdateSettings,
     tally: Tally,
     ranks: Ranks,
@@ -160,14 +157,14 @@ def _prepare(
         is_first = is_first and not micros
         with tally.clock("reference_s"):
             ref = None if reference is None else _without_gradient(reference, micros)
-        tally.add(flops=flops * (FORWARD_AND_BACKWARD + (prox is not None) + (ref is not None)))
+        tally.add(flops=flops * (policy.passes_of_update + (prox is not None) + (ref is not None)))
         tokens, counted = sum(row.targets for row in rows), sum(row.targets > 0 for row in rows)
         work.append(_Minibatch(micros, tokens, counted, prox, ref, first, batch.groups))
     return work
 
 
 @torch.no_grad()
-def _without_gradient(policy: PolicyModel, micros: Sequence[MicroBatch]) -> list[Tensor]:
+def _without_gradient(policy: Scores, micros: Sequence[MicroBatch]) -> list[Tensor]:
     return [policy.logprobs(micro)[0] for micro in micros]
 
 
