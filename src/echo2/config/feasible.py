@@ -165,6 +165,15 @@ def _prices(config: Config) -> Iterator[Fault]:
         yield Fault(("provisioning.gamma",), f"provisioning.gamma must be a finite number, got {gamma}; use 1.1")
 
 
+def _lora(config: Config) -> Iterator[Fault]:
+    if config.lora.rank and not config.lora.targets:
+        yield Fault(
+            ("lora.rank", "lora.targets"),
+            f"lora.targets must name at least one layer while lora.rank is {config.lora.rank}: got none; set it to "
+            f'["all-linear"], or lora.rank to 0',
+        )
+
+
 def _ranks(config: Config) -> Iterator[Fault]:
     if config.learning.learner == "scripted" and config.learning.ranks > 1:
         yield Fault(
@@ -213,6 +222,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _prices,
     _pools,
     _ranks,
+    _lora,
     _rehearsal,
     _server,
 )

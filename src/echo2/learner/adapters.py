@@ -33,6 +33,8 @@ from echo2.errors import IntegrityError
 from echo2.transport.partial import PARTIAL, folder_name
 from echo2.types import Policy
 
+BASE_FOLDER = Path("learner") / "base"
+"""Inside the run folder."""
 Streams = Mapping[str, tuple[str, tuple[int, ...], Callable[[], memoryview]]]
 
 
@@ -110,6 +112,15 @@ class AdapterSnapshots:
         """The newest policy's, should a crash have left two."""
         found = [path for path in self._folder.glob("*.0") if path.is_dir() and path.stem.isdecimal()]
         return max(found, key=lambda path: int(path.stem), default=None)
+
+
+def merged_snapshot(base_folder: Path, adapters: Path, out: Path) -> str:
+    """Snapshot folder ``out`` of a version whose adapters are the given file; its element type."""
+    base = open_snapshot(base_folder)
+    with base.body:
+        made, of = dict(_made(base, read_adapters(adapters, adapters.stat().st_size))), base.contents
+        write_snapshot(made, of.aliases, run_id=of.run_id, policy=of.policy, dtype=of.dtype, folder=out)
+    return of.dtype
 
 
 def _streamed(tensors: Streams) -> dict[str, StreamedTensor]:

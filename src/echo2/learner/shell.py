@@ -29,7 +29,7 @@ from echo2.data.registry import load_tasks
 from echo2.data.task import Message
 from echo2.errors import ConfigError, Fenced
 from echo2.learner import group_life
-from echo2.learner.adapters import AdapterSnapshots
+from echo2.learner.adapters import BASE_FOLDER, AdapterSnapshots
 from echo2.learner.launcher import RankProcesses
 from echo2.learner.packer import DiskPacker
 from echo2.learner.program import KEPT_SNAPSHOTS, LearnerOptions, LearnerProgram
@@ -186,7 +186,7 @@ def _adapters(config: Config, root: Path, run_id: str) -> AdapterSnapshots | Non
     """None where all weights are trained."""
     if config.learning.learner == "scripted" or not config.lora.rank:
         return None
-    return AdapterSnapshots(root / "learner" / "base", run_id, config.model.snapshot_dtype, config.lora.alpha)
+    return AdapterSnapshots(root / BASE_FOLDER, run_id, config.model.snapshot_dtype, config.lora.alpha)
 
 
 def _resolve(config: Config, root: Path) -> Path:
