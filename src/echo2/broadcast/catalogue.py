@@ -75,7 +75,7 @@ def anchor_due(entries: Sequence[Entry], policy: Policy, anchor_every: int) -> b
 
     It does when nobody can get there from nothing, when a joiner would apply ``anchor_every`` deltas or more, or when
     those deltas together are as large as the anchor before them. Never a second one, even where its anchor turned out
-    larger than the way that was there before.
+    larger than the way that was there before, nor beside adapters: whoever took it would need their base for the next.
     """
     if any(entry.base is None and entry.policy == policy for entry in entries):
         return False
@@ -83,6 +83,8 @@ def anchor_due(entries: Sequence[Entry], policy: Policy, anchor_every: int) -> b
     if path is None:
         return True
     anchor, *deltas = path
+    if path[-1].base_stays:
+        return False
     return len(deltas) >= anchor_every or sum(x.size_bytes for x in deltas) >= anchor.size_bytes
 
 

@@ -28,7 +28,7 @@ from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.parse import LORA
 from echo2.broadcast.planes import shapes_of
 from echo2.broadcast.wire import wire_manifest
-from echo2.cores import usable_cores
+from echo2.cores import own_threads
 from echo2.durable import ASIDE, room_for, sync_folder, write_all
 from echo2.errors import IntegrityError
 from echo2.types import SnapshotKind
@@ -193,7 +193,7 @@ def _adapted(shape: TensorShape, pair: Pair, base: Body, start: int) -> Iterator
             weight[row : row + at_once] = adapted_rows(weight[row : row + at_once], pair, first + row)
         return rounded(weight.reshape(-1), shape.dtype).data
 
-    with ThreadPoolExecutor(usable_cores()) as cores:
+    with ThreadPoolExecutor(own_threads()) as cores:
         for begin in range(0, rows, step * _BLOCKS_AT_ONCE):
             firsts = range(begin, min(rows, begin + step * _BLOCKS_AT_ONCE), step)
             yield from cores.map(block, firsts, map(read, firsts))
