@@ -30,7 +30,7 @@ def stream(array: NDArray[np.float32]) -> tuple[str, tuple[int, ...], object]:
 
 
 def written(path: Path, down: NDArray[np.float32], up: NDArray[np.float32], alpha: float = 4.0) -> dict[str, Pair]:
-    write_adapters({NAME.format("A"): stream(down), NAME.format("B"): stream(up)}, alpha, path)
+    write_adapters({NAME.format("A"): stream(down), NAME.format("B"): stream(up)}, alpha, Policy(0, 2), path)
     return read_adapters(path, path.stat().st_size)
 
 
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_adapters_is_refused(tmp_path: Path) -> None:
         ({NAME.format("A"): stream(one), NAME.format("B"): stream(one)}, -1.0, "must say a positive lora_alpha"),
     ]
     for tensors, alpha, told in cases:
-        write_adapters(tensors, alpha, path)
+        write_adapters(tensors, alpha, Policy(0, 2), path)
         with pytest.raises(IntegrityError, match=told):
             read_adapters(path, path.stat().st_size)
     with pytest.raises(IntegrityError):
@@ -119,5 +119,5 @@ def test_what_is_written_is_a_safetensors_file_with_pefts_names(tmp_path: Path) 
     written(tmp_path / "a", floats([[1, 2]]), floats([[3], [4]]), alpha=2.5)
     data = (tmp_path / "a").read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    assert header.pop("__metadata__") == {"format": "pt", "lora_alpha": "2.5"}
+    assert header.pop("__metadata__") == {"format": "pt", "lora_alpha": "2.5", "policy": "0.2"}
     assert set(header) == {NAME.format("A"), NAME.format("B")}

@@ -6,6 +6,7 @@ import builtins
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -240,6 +241,18 @@ async def test_a_learner_that_comes_back_publishes_the_same_adapters_of_the_same
     told.append(await snapshots(config, tmp_path).delta(raw, folder))
     assert told[0] == told[1] is not None
     assert told[0][0].base == Policy(3, 0)
+
+
+async def test_two_versions_without_a_step_between_them_are_two_objects(config: Config, tmp_path: Path) -> None:
+    learner, packer = open_learner(config, tmp_path), snapshots(config, tmp_path)
+    silent = some_batch()
+    roots = set()
+    for step in range(2):
+        await learner.train_step(msgspec.structs.replace(silent, step=step, rows=()))
+        sent = await packer.delta(*await learner.write_snapshot(0))
+        assert sent is not None
+        roots.add(sent[0].object_root)
+    assert len(roots) == 2, "else a worker that has the first is told that it has the second"
 
 
 async def test_a_damaged_snapshot_of_version_0_is_made_again(config: Config, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from echo2.broadcast.wire import wire_manifest
 from echo2.cores import own_threads
 from echo2.durable import ASIDE, room_for, sync_folder, write_all
 from echo2.errors import IntegrityError
-from echo2.types import SnapshotKind
+from echo2.types import Policy, SnapshotKind
 
 ADAPTER_NAME = "adapter_model.safetensors"
 """PEFT's."""
@@ -152,13 +152,14 @@ def rounded(values: Floats, dtype: str) -> NDArray[np.uint8]:
         return values.astype("<f2" if dtype == "F16" else "<f4").view(np.uint8)
 
 
-def write_adapters(tensors: Mapping[str, Any], alpha: float, out: Path) -> None:
+def write_adapters(tensors: Mapping[str, Any], alpha: float, policy: Policy, out: Path) -> None:
     """Write adapters as file ``out``, whole or absent, for ``read_adapters`` and for PEFT. Raises DiskFull.
 
-    tensors: PEFT's name → (safetensors element type, shape, what reads its bytes).
+    tensors: PEFT's name → (safetensors element type, shape, what reads its bytes).  policy: two versions are two
+    objects, also when nothing was learnt between them.
     """
     shapes = [TensorShape(name, dtype, tuple(shape)) for name, (dtype, shape, _) in tensors.items()]
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", SCALE: repr(alpha)}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", SCALE: repr(alpha), "policy": str(policy)}}
     end = 0
     for shape in object_order(shapes):
         begin, end = end, end + shape.nbytes

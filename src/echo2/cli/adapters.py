@@ -65,7 +65,7 @@ def are_adapters(weights: Mapping[str, Any]) -> bool:
     return bool(weights) and all(name.startswith(PREFIX) and ".lora_" in name for name in weights)
 
 
-def merge_checkpoint(weights: Mapping[str, Any], run: Path, out: Path) -> str:
+def merge_checkpoint(weights: Mapping[str, Any], version: int, run: Path, out: Path) -> str:
     """Write version 0 with a checkpoint's adapters added as file ``out``, in the element type of snapshots.
 
     Raises UserError when the run folder does not hold version 0.
@@ -83,7 +83,7 @@ def merge_checkpoint(weights: Mapping[str, Any], run: Path, out: Path) -> str:
             " the coordinator's shelf"
         )
     adapters = out.with_name(out.name + ".adapters")
-    _write(weights, alpha, adapters)
+    _write(weights, alpha, version, adapters)
     made = out.with_name(out.name + ".made")
     dtype = merged_snapshot(bases[-1], adapters, made)
     os.replace(made / OBJECT_NAME, out)
@@ -95,10 +95,11 @@ def merge_checkpoint(weights: Mapping[str, Any], run: Path, out: Path) -> str:
 def _from_checkpoint(source: Path, alpha: float, path: Path) -> str:
     from echo2.learning.checkpoint import load
 
-    weights = load(source.parent, int(source.name.removeprefix("step-"))).weights
+    version = int(source.name.removeprefix("step-"))
+    weights = load(source.parent, version).weights
     if not are_adapters(weights):
         raise _none(source)
-    _write(weights, alpha, path)
+    _write(weights, alpha, version, path)
     return "float32"
 
 
@@ -125,11 +126,12 @@ def _from_shelf(source: Path, path: Path) -> str:
     return manifest.dtype
 
 
-def _write(weights: Mapping[str, Any], alpha: float, path: Path) -> None:
+def _write(weights: Mapping[str, Any], alpha: float, version: int, path: Path) -> None:
     from echo2.broadcast.lora import write_adapters
     from echo2.learning.weights import Tensors, as_snapshot
+    from echo2.types import Policy
 
-    write_adapters(as_snapshot(Tensors.of(weights), "float32"), alpha, path)
+    write_adapters(as_snapshot(Tensors.of(weights), "float32"), alpha, Policy(0, version), path)
 
 
 def _none(source: Path) -> Exception:

@@ -159,9 +159,10 @@ def _from_checkpoint(source: Path, into: Path) -> str:
     from echo2.learning.checkpoint import load
     from echo2.transport.partial import OBJECT_NAME
 
-    found = load(source.parent, int(source.name.removeprefix("step-"))).weights
+    version = int(source.name.removeprefix("step-"))
+    found = load(source.parent, version).weights
     if are_adapters(found):
-        return merge_checkpoint(found, source.parent.parent, into / OBJECT_NAME)
+        return merge_checkpoint(found, version, source.parent.parent, into / OBJECT_NAME)
     weights = {name: value.float() if value.is_floating_point() else value for name, value in found.items()}
     save_file(weights, into / OBJECT_NAME, metadata={"format": "pt"})
     return "float32"

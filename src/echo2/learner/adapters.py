@@ -71,7 +71,7 @@ class AdapterSnapshots:
             unfinished = folder.with_name(folder.name + PARTIAL)  # ``write_snapshot`` goes on in it
             with room_for(folder):
                 unfinished.mkdir(parents=True, exist_ok=True)
-            write_adapters(tensors, self._alpha, unfinished / ADAPTER_NAME)
+            write_adapters(tensors, self._alpha, policy, unfinished / ADAPTER_NAME)
             pairs = read_adapters(unfinished / ADAPTER_NAME, (unfinished / ADAPTER_NAME).stat().st_size)
             made = dict(_made(base, pairs))
             return write_snapshot(made, base.contents.aliases, run_id=run_id, policy=policy, dtype=dtype, folder=folder)
