@@ -7,7 +7,8 @@ replies each, whose lengths are spread evenly from an eighth of ``longest`` to `
 contender is a process of its own that makes model and batch from the same seeds, does the batch once to warm up and
 then --repeat times: all micro-batches forward and backward, no optimizer. ``trl`` calls the trainer's own loss on the
 batch as its trainer would collate it: padded to the longest prompt and the longest reply, in micro-batches of as many
-rows as the same token budget holds; ``trl_checkpointing`` is the same with its default, gradient checkpointing.
+rows as the same token budget holds. ``_checkpointing`` is either with activations computed again: ours by
+``learning.activation_checkpointing``, TRL's by its default.
 
 Peak memory is the process's, from the kernel, counted above what it held with the model loaded. Prints one JSON object:
 medians, ratios, and the largest difference of loss and gradient from ours, relative to a tensor's largest gradient.
@@ -64,7 +65,7 @@ def compare(longest: int, chosen: argparse.Namespace, scratch: Path) -> dict[str
         print(f"longest {longest}: {title} {found[title]}", file=sys.stderr)
     ours = found.get("ours", {})
     for title, figures in found.items():
-        if title != "ours" and "failed" not in figures and "failed" not in ours:
+        if title != "ours" and "failed" not in figures and "tokens_per_s" in ours:
             figures["our_speed_over_it"] = round(ours["tokens_per_s"] / figures["tokens_per_s"], 2)
             figures["our_peak_over_it"] = round(ours["peak_mib"] / figures["peak_mib"], 2)
     return found

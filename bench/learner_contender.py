@@ -70,7 +70,7 @@ Step = Callable[[], tuple[float, dict[str, Tensor]]]
 """One gradient of the whole batch: the loss, and gradients by name."""
 
 
-def ours(order: dict[str, Any], model: Any, replies: Replies) -> Step:
+def ours(order: dict[str, Any], model: Any, replies: Replies, *, checkpointing: bool) -> Step:
     from echo2.learning.advantages import Advantages
     from echo2.learning.batch import TrainingBatch, TrainingRow
     from echo2.learning.objectives import ObjectiveSettings, find_objective
@@ -83,7 +83,7 @@ def ours(order: dict[str, Any], model: Any, replies: Replies) -> Step:
         def step(self, closure: Any = None) -> None:
             self.kept = {name: p.grad for name, p in policy.parameters().items() if p.grad is not None}
 
-    policy = PolicyModel(model, compute_dtype="float32", logits_chunk_tokens=0)
+    policy = PolicyModel(model, compute_dtype="float32", logits_chunk_tokens=0, activation_checkpointing=checkpointing)
     rows = []
     for i, (prompt, reply) in enumerate(zip(replies.prompts, replies.replies, strict=True)):
         tokens = np.asarray(prompt + reply, np.int64)
@@ -132,6 +132,11 @@ def trl(order: dict[str, Any], model: Any, replies: Replies, *, checkpointing: b
     trainer.current_gradient_accumulation_steps = rows // per_micro
     trainer.args.steps_per_generation = rows // per_micro
     model.train()
+    if checkpointing and not model.is_gradient_checkpointing:
+        # Of some versions the constructor does it, of others only train(), which is not called here.
+        model.gradient_checkpointing_enable(config.gradient_checkpointing_kwargs)
+    if model.is_gradient_checkpointing is not checkpointing:
+        raise RuntimeError(f"gradient checkpointing must be {checkpointing}, the model says otherwise")
 
     def padded(lists: list[list[int]], left: bool) -> tuple[Tensor, Tensor]:
         longest = max(map(len, lists))
@@ -168,6 +173,14 @@ def trl(order: dict[str, Any], model: Any, replies: Replies, *, checkpointing: b
     return step
 
 
+CONTENDERS: dict[str, tuple[Callable[..., Step], bool]] = {
+    "ours": (ours, False),
+    "ours_checkpointing": (ours, True),
+    "trl": (trl, False),
+    "trl_checkpointing": (trl, True),
+}
+
+
 def memory_mib(field: str) -> float:
     facts = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     return int(facts[field].split()[0]) / 1024
@@ -177,10 +190,8 @@ def main() -> None:
     title, order = sys.argv[1], json.loads(sys.argv[2])
     torch.set_num_threads(order["threads"])
     replies, model = draw(order), build_model(order)
-    if title == "ours":
-        step = ours(order, model, replies)
-    else:
-        step = trl(order, model, replies, checkpointing=title == "trl_checkpointing")
+    make, checkpointing = CONTENDERS[title]
+    step = make(order, model, replies, checkpointing=checkpointing)
     loss, gradients = step()
     save_file({name: value.float().contiguous() for name, value in gradients.items()}, order["gradients"])
     del gradients
