@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 
 from echo2.config.root import Config
 from echo2.errors import UserError
@@ -31,8 +32,10 @@ from echo2.learning.opening import (
     CHECKPOINT_FOLDER,
     config_digest,
     make_version_0,
+    model_digest,
     policy_model,
     reference_model,
+    require_same_model,
     set_threads,
 )
 from echo2.learning.optimizer import build_optimizer, optimizer_tensors
@@ -40,6 +43,7 @@ from echo2.learning.policy_model import PolicyModel, pick_device
 from echo2.learning.pretrained import resolve_model
 from echo2.learning.ranks import ONE_RANK, Ranks, together
 from echo2.learning.resuming import keep, restore
+from echo2.learning.soundness import require_finite
 from echo2.learning.update import UpdateSettings, run_updates
 from echo2.learning.warm_start import GoldBatches
 from echo2.learning.weights import as_snapshot
@@ -125,15 +129,17 @@ class TorchLearner:
         set_threads(config, device)
         ranks = ONE_RANK if group is None else group.steps
         folder = model_dir or resolve_model(config.model, run_dir, seed=config.run.seed)
+        for path in checkpoint.torn(run_dir / CHECKPOINT_FOLDER):
+            LOG.warning("%s is no whole checkpoint (files are missing or cut short) and is not looked at", path)
         found = checkpoint.complete_steps(run_dir / CHECKPOINT_FOLDER)[-1:]
         step = int(ranks.broadcast(str(found[0] if found else -1).encode()))
         if step >= 0 and not resume:
             raise UserError(f"{run_dir} must be new or resumed, it holds a checkpoint of step {step}: pass --resume")
-        policy = policy_model(config, folder, device, group)
         if step >= 0:
-            return cls._resumed(config, run_dir, run_id, policy, folder, step, write_snapshot, group)
+            return cls._resumed(config, run_dir, run_id, device, folder, step, write_snapshot, group)
+        policy = policy_model(config, folder, device, group)
         initial = make_version_0(config, run_dir, policy, gold, ranks)
-        state = checkpoint.LearnerState(0, "", initial, config_digest(config), run_id)
+        state = checkpoint.LearnerState(0, "", initial, config_digest(config), run_id, model_digest(folder))
         reference = reference_model(config, run_dir, folder, device, initial, group)
         return cls(config, run_dir, run_id, policy, state, write_snapshot, reference, group)
 
@@ -143,7 +149,7 @@ class TorchLearner:
         config: Config,
         run_dir: Path,
         run_id: str,
-        policy: PolicyModel,
+        device: torch.device,
         folder: Path,
         step: int,
         write_snapshot: SnapshotWriter,
@@ -156,7 +162,9 @@ class TorchLearner:
             raise UserError(f"the checkpoints in {run_dir} must be of run {run_id}, they are of run {state.run_id}")
         if state.config_digest != config_digest(config):
             LOG.warning("model or learning settings differ from those the checkpoint of step %d was made with", step)
-        reference = reference_model(config, run_dir, folder, policy.device, state.initial_weights_hash, group)
+        together(ranks, lambda: require_same_model(folder, state.model_digest, step))
+        policy = policy_model(config, folder, device, group)
+        reference = reference_model(config, run_dir, folder, device, state.initial_weights_hash, group)
         learner = cls(config, run_dir, run_id, policy, state, write_snapshot, reference, group)
         restore(policy, learner._optimizer, root, step, group)
         learner._durable.add(step)
@@ -273,6 +281,13 @@ class TorchLearner:
         if batch.unusable_rows:
             LOG.warning("step %d: %d rows cannot be trained on and are left out", reply.step, batch.unusable_rows)
         statistics = run_updates(batch, self._policy, self._reference, self._optimizer, self._settings, self._ranks)
+        if statistics["updates"]:
+            require_finite(
+                self._policy.parameters(),
+                f"the weights after step {reply.step}",
+                f"lower learning.lr, which is {self._config.learning.lr:g}, and resume from the newest checkpoint",
+                self._ranks,
+            )
         if statistics["updates_not_finite"]:
             LOG.warning("step %d: an update's gradient was not finite and was skipped", reply.step)
         if statistics["trainable_tokens"] == 0:

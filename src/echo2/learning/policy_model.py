@@ -8,19 +8,15 @@ where that changes nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as computed_again
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from echo2.errors import ConfigError, UserError
 from echo2.learning.accounting import ModelFlops, model_flops, peak_flops
@@ -29,7 +25,6 @@ from echo2.learning.logprobs import sampled_logprobs
 from echo2.learning.memory import kept_bytes_per_token
 from echo2.learning.packing import MicroBatch, pack
 from echo2.learning.weights import stored_tensors
-from echo2.transport.model_folder import check_links, weight_files
 
 LOG = logging.getLogger(__name__)
 
@@ -205,31 +200,6 @@ def _kept_with_checkpointing(policy: PolicyModel) -> float:
     return kept_bytes_per_token(policy) / blocks + float(blocks * width * policy.compute_dtype.itemsize)
 
 
-def load_causal_lm(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
-    """The directory's model in ``dtype``. Raises UserError when it is none.
-
-    Never runs code from the directory, nor follows a name or a link out of it (E03).
-    """
-    files = weight_files(folder)
-    check_links(folder)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
-        )
-    except SafetensorError as error:
-        raise UserError(
-            f"{_broken_among(files) or folder} must be a whole safetensors file, got: {_in_one_line(error)};"
-            " copy or download it again"
-        ) from error
-    except Exception as error:  # what is wrong in a configuration comes out as any type, from deep inside
-        raise UserError(
-            f"the model in {folder} must load as a causal language model, got: {_in_one_line(error)};"
-            " choose another model, or bring its original files back"
-        ) from error
-    return model.to(device)
-
-
 def pick_device(name: str) -> torch.device:
     """`auto` is the first GPU where there is one. Raises ConfigError for a device this machine lacks."""
     if name == "auto":
@@ -241,21 +211,6 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"learning.device is {name!r}, but this machine has {torch.cuda.device_count()} CUDA devices")
     return device
-
-
-def _broken_among(files: Sequence[Path]) -> Path | None:
-    """The file that safetensors does not open: its errors do not say."""
-    for file in files:
-        try:
-            with safe_open(file, "pt"):
-                pass
-        except SafetensorError:
-            return file
-    return None
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".:;") or type(error).__name__
 
 
 def _supported(name: str, device: torch.device) -> torch.dtype:

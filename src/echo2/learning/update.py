@@ -18,6 +18,7 @@ from torch import Tensor
 from echo2.learning.batch import TrainingBatch, minibatches
 from echo2.learning.micro_batches import micro_batches
 from echo2.learning.objectives import Objective, ObjectiveSettings, ObjectiveSums, TokenTerms
+from echo2.learning.objectives.terms import LARGEST_LOG_RATIO
 from echo2.learning.packing import MicroBatch
 from echo2.learning.policy_model import PolicyModel, whole
 from echo2.learning.ranks import ONE_RANK, Ranks, total, totals
@@ -212,6 +213,7 @@ def _count(own: Tally, micro: MicroBatch, terms: TokenTerms, sums: ObjectiveSums
         kl=float(sums.kl),
         entropy=float(entropy.sum()),
         unweighted=float((~micro.known).sum()),
+        far=float((micro.known & ((terms.logp.detach() - micro.behaviour).abs() > LARGEST_LOG_RATIO)).sum()),
         approximate=float((micro.nucleus & micro.known).sum()),
         sampler=float(torch.where(compared, drift, 0.0).sum()),
         compared=float(compared.sum()),
@@ -249,6 +251,7 @@ def _statistics(tally: Tally, norms: Sequence[float]) -> dict[str, float]:
         "ratio_mean": tally.mean("ratio"),
         "ratio_first": tally.mean("first_ratio", "first_tokens"),
         "weight_mean": tally.mean("weight"),
+        "far_tokens": tally.sums.get("far", 0.0),
         "unweighted_share": tally.mean("unweighted"),
         "approximate_weight_share": tally.mean("approximate"),
         "grad_norm": sum(norms) / max(len(norms), 1),

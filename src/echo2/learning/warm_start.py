@@ -5,6 +5,7 @@ Invariant: deterministic in the weights and the talks. The result is version 0 a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from echo2.learning.batch import TrainingRow
 from echo2.learning.micro_batches import micro_batches
 from echo2.learning.policy_model import PolicyModel, whole
 from echo2.learning.ranks import ONE_RANK, Ranks, totals
+from echo2.learning.soundness import require_finite
 
 GoldTalk = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Turn by turn: token ids as the engine gets them, and the gold reply's with its end-of-turn token."""
@@ -38,7 +40,7 @@ def warm_start(
     """Take ``steps`` AdamW steps on the mean negative log-likelihood of gold reply tokens; return the last loss.
 
     gold: gives the same talks on every rank.
-    Raises UserError for talks in tokens that the model does not have.
+    Raises UserError for talks in tokens that the model does not have, and where training breaks down.
     """
     parameters = list(policy.parameters().values())
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
@@ -55,11 +57,18 @@ def warm_start(
             share = -logp.sum() / tokens
             share.backward()  # type: ignore[no-untyped-call]
             loss += float(share.detach())
+        loss = totals(ranks, {"loss": loss})["loss"]
         norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
         torch.nn.utils.clip_grads_with_norm_(parameters, GRAD_NORM, norm)
-        loss = totals(ranks, {"loss": loss})["loss"]
+        if not math.isfinite(loss) or not bool(torch.isfinite(norm)):
+            raise UserError(
+                f"loss and gradient of a warm start must be finite numbers; at its step {step} they are {loss:g} and"
+                f" {float(norm):g}: lower model.warm_start_lr, which is {lr:g}"
+            )
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    if steps:
+        require_finite(policy.parameters(), "the weights after the warm start", "lower model.warm_start_lr", ranks)
     return loss
 
 
