@@ -96,6 +96,18 @@ class TrainingBatch:
         return sum(row.targets for row in self.rows)
 
     @property
+    def counts(self) -> dict[str, float]:
+        """What a step's statistics say of it."""
+        return {
+            "zero_variance_groups": self.advantages.zero_variance_keys,
+            "single_row_groups": self.advantages.single_keys,
+            "unusable_rows": self.unusable_rows,
+            "overlong_rows": self.overlong_rows,
+            "dropped_rows": self.dropped_rows,
+            "aged_tokens": self.aged_tokens,
+        }
+
+    @property
     def groups(self) -> int:
         return 1 + max((row.group for row in self.rows), default=-1)
 

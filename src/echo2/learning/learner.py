@@ -24,7 +24,7 @@ from echo2.config.root import Config
 from echo2.errors import UserError
 from echo2.learning import checkpoint
 from echo2.learning.audit import Auditor
-from echo2.learning.batch import TrainingBatch, batch_rules, form_training_batch
+from echo2.learning.batch import batch_rules, form_training_batch
 from echo2.learning.frozen import Freezer, FrozenState
 from echo2.learning.gathering import gathered, serve
 from echo2.learning.objectives import configured
@@ -43,6 +43,7 @@ from echo2.learning.policy_model import PolicyModel, pick_device
 from echo2.learning.pretrained import resolve_model
 from echo2.learning.ranks import ONE_RANK, Ranks, together
 from echo2.learning.resuming import keep, restore
+from echo2.learning.shortage import Budget, out_of_memory
 from echo2.learning.soundness import require_finite
 from echo2.learning.update import UpdateSettings, run_updates
 from echo2.learning.warm_start import GoldBatches
@@ -79,8 +80,7 @@ class TorchLearner:
         """policy: holds the weights of ``state.step``.  reference: version 0, needed when ``kl_beta`` is above 0.
         group: the ranks that share the work, None for one."""
         learning = config.learning
-        if (reference is not None) != (learning.kl_beta > 0):
-            raise ValueError(f"a reference model is for kl_beta above 0, it is {learning.kl_beta}")
+        assert (reference is not None) == (learning.kl_beta > 0), "a reference model is for kl_beta above 0"
         self._group = group
         self._ranks: Ranks = ONE_RANK if group is None else group.steps
         self._publishing: Ranks = ONE_RANK if group is None else group.publishing
@@ -94,6 +94,7 @@ class TorchLearner:
         self._writer = write_snapshot
         self._optimizer = build_optimizer(policy.parameters(), learning)
         self._freezer = Freezer()
+        self._budget = Budget(learning.micro_batch_tokens)
         self._durable: set[int] = set()
         self._training = False
         self._rules = batch_rules(learning, policy.vocabulary)
@@ -280,7 +281,12 @@ class TorchLearner:
         batch = form_training_batch(reply, self._rules)
         if batch.unusable_rows:
             LOG.warning("step %d: %d rows cannot be trained on and are left out", reply.step, batch.unusable_rows)
-        statistics = run_updates(batch, self._policy, self._reference, self._optimizer, self._settings, self._ranks)
+        try:
+            statistics = run_updates(
+                batch, self._policy, self._reference, self._optimizer, self._settings, self._ranks, self._budget
+            )
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(self._budget) from error
         if statistics["updates"]:
             require_finite(
                 self._policy.parameters(),
@@ -292,19 +298,5 @@ class TorchLearner:
             LOG.warning("step %d: an update's gradient was not finite and was skipped", reply.step)
         if statistics["trainable_tokens"] == 0:
             LOG.warning("step %d: no token carries loss, the weights are unchanged", reply.step)
-        statistics |= _batch_statistics(batch)
-        return statistics | {
-            "lr": self._config.learning.lr,
-            "step_s": time.perf_counter() - began_s,
-        }
-
-
-def _batch_statistics(batch: TrainingBatch) -> dict[str, float]:
-    return {
-        "zero_variance_groups": batch.advantages.zero_variance_keys,
-        "single_row_groups": batch.advantages.single_keys,
-        "unusable_rows": batch.unusable_rows,
-        "overlong_rows": batch.overlong_rows,
-        "dropped_rows": batch.dropped_rows,
-        "aged_tokens": batch.aged_tokens,
-    }
+        statistics |= batch.counts
+        return statistics | {"lr": self._config.learning.lr, "step_s": time.perf_counter() - began_s}
