@@ -5,6 +5,7 @@ Invariant: the reference model is version 0, whose hash every checkpoint records
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,8 +21,10 @@ from echo2.durable import ASIDE, sync_folder
 from echo2.errors import IntegrityError, UserError
 from echo2.learning.checkpoint import write_safetensors
 from echo2.learning.gathering import gathered, whole_shapes
-from echo2.learning.policy_model import PolicyModel, load_causal_lm, own_rows
+from echo2.learning.loading import load_causal_lm
+from echo2.learning.policy_model import PolicyModel, own_rows
 from echo2.learning.ranks import ONE_RANK, Ranks, rows_of, together
+from echo2.learning.soundness import require_finite
 from echo2.learning.warm_start import GoldBatches, warm_start
 from echo2.learning.weights import weights_hash
 
@@ -33,6 +36,8 @@ CHECKPOINT_FOLDER = "checkpoints"
 
 INITIAL_WEIGHTS = "initial.safetensors"
 """Beside the checkpoints, where a warm start made version 0 differ from the model directory."""
+
+_VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
 
 
 def set_threads(config: Config, device: torch.device) -> None:
@@ -61,8 +66,11 @@ def policy_model(config: Config, folder: Path, device: torch.device, group: Grou
 def _whole_model(config: Config, folder: Path, device: torch.device, computes_on: torch.device) -> PolicyModel:
     learning = config.learning
     dtype = torch.float64 if learning.compute_dtype == "float64" else torch.float32
+    model = load_causal_lm(folder, device, dtype)
+    remedy = f"copy or download the model in {folder} again, or choose another"
+    require_finite(dict(model.named_parameters()), "the weights of model.path", remedy)
     return PolicyModel(
-        load_causal_lm(folder, device, dtype),
+        model,
         compute_dtype=learning.compute_dtype,
         logits_chunk_tokens=learning.logits_chunk_tokens,
         activation_checkpointing=learning.activation_checkpointing,
@@ -154,6 +162,23 @@ def config_digest(config: Config) -> str:
     """Of what training depends on; not of how many ranks share it."""
     learning = config.learning.model_dump_json(exclude={"ranks", "collective_timeout_s"})
     return blake3((config.model.model_dump_json() + learning).encode()).hexdigest()
+
+
+def model_digest(folder: Path) -> str:
+    """Of config.json, apart from what other versions of transformers write differently."""
+    given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return blake3(
+        json.dumps({k: v for k, v in given.items() if k not in _VOLATILE}, sort_keys=True).encode()
+    ).hexdigest()
+
+
+def require_same_model(folder: Path, digest: str, step: int) -> None:
+    """Raises IntegrityError where the weights of a checkpoint were trained under another config.json."""
+    if digest not in ("", model_digest(folder)):
+        raise IntegrityError(
+            f"{folder / 'config.json'} must be the one that the checkpoint of step {step} was trained with, and it"
+            " differs: bring the run's own model directory back"
+        )
 
 
 def read_rows(file: Any, name: str, target: Tensor, ranks: Ranks) -> None:
