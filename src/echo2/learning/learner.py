@@ -183,6 +183,11 @@ class TorchLearner:
     def initial_weights_hash(self) -> str:
         return self._state.initial_weights_hash
 
+    @property
+    def policy(self) -> PolicyModel:
+        """The model that is trained; its weights change in ``train_step`` only, in place."""
+        return self._policy
+
     async def audit(self, batch: BatchReply) -> tuple[RowAudit, ...]:
         """Of at most ``Config.audited_rows`` rows; the weights are the same before and after."""
         self._require_rest()
