@@ -10,7 +10,8 @@ batch as its trainer would collate it: padded to the longest prompt and the long
 rows as the same token budget holds. ``_checkpointing`` is either with activations computed again: ours by
 ``learning.activation_checkpointing``, TRL's by its default.
 
-Peak memory is the process's, from the kernel, counted above what it held with the model loaded. Prints one JSON object:
+On a machine that does other things besides, trust the ratio of CPU time (of all threads) more than that of speed. Peak
+memory is the process's, from the kernel, counted above what it held with the model loaded. Prints one JSON object:
 medians, ratios, and the largest difference of loss and gradient from ours, relative to a tensor's largest gradient.
 """
 
@@ -67,6 +68,7 @@ def compare(longest: int, chosen: argparse.Namespace, scratch: Path) -> dict[str
     for title, figures in found.items():
         if title != "ours" and "failed" not in figures and "tokens_per_s" in ours:
             figures["our_speed_over_it"] = round(ours["tokens_per_s"] / figures["tokens_per_s"], 2)
+            figures["its_cpu_time_over_ours"] = round(figures["cpu_s"] / ours["cpu_s"], 2)
             figures["our_peak_over_it"] = round(ours["peak_mib"] / figures["peak_mib"], 2)
     return found
 

@@ -37,7 +37,7 @@ VIRTUAL = (
     "coordinator/scoreboard.py", "coordinator/publishing.py", "coordinator/watchdog.py", "coordinator/wakeup.py",
     "coordinator/enrolment.py", "coordinator/operations.py", "coordinator/lines.py", "coordinator/anchors.py",
     "learner/program.py", "worker/program.py", "worker/installer.py", "worker/course.py", "worker/outbox.py",
-    "worker/pulse.py",
+    "worker/pulse.py", "worker/residence.py",
     "transport/patience.py", "transport/enrolment.py", "transport/messages.py",
     "transport/base_messages.py", "transport/worker_messages.py", "transport/learner_messages.py",
     "transport/people_messages.py", "transport/progress.py", "coordinator/relays.py", "coordinator/status.py",
@@ -47,9 +47,9 @@ VIRTUAL = (
     *(f"data/sandbox/poker/{name}.py" for name in ("actions", "bots", "cards", "game", "hand", "pots", "text")),
     *(f"data/sandbox/moba/{name}.py" for name in ("bots", "game", "lane", "view")),
     "data/buffer.py", "data/groups.py", "data/ledger.py", "data/admission.py", "data/lease_gate.py", "data/cursor.py",
-    "rollout/episode.py", "rollout/engine.py", "rollout/engines/scripted.py", "broadcast/signing.py",
-    "broadcast/parse.py", "broadcast/layout.py", "broadcast/manifest.py", "broadcast/catalogue.py",
-    "broadcast/keeping.py", "broadcast/shelf.py",
+    "rollout/episode.py", "rollout/engine.py", "rollout/alternation.py", "rollout/engines/scripted.py",
+    "broadcast/signing.py", "broadcast/parse.py", "broadcast/layout.py", "broadcast/manifest.py",
+    "broadcast/catalogue.py", "broadcast/keeping.py", "broadcast/shelf.py",
     *(f"broadcast/plan/{name}.py" for name in ("bound", "chain", "draft", "fluid", "hybrid", "lines", "make", "model",
                                                "repair", "ring", "star", "tree")),
     *(f"broadcast/director/{name}.py" for name in ("assignments", "director", "fleet", "late", "pacing", "rates",
@@ -64,7 +64,7 @@ VIRTUAL = (
 """What the simulator runs as it is."""
 
 TORCH_HOMES = ("learning/", *(f"rollout/engines/{name}.py" for name in (
-    "transformers", "decoding", "reading", "rows", "slots", "prefixes", "attention", "sampling", "weights",
+    "transformers", "decoding", "reading", "rows", "slots", "prefixes", "attention", "sampling", "shared", "weights",
 )))  # fmt: skip
 
 

@@ -24,6 +24,11 @@ LOGPROB_DTYPE = np.dtype("<f4")
 LOGPROBS_FULL_VOCAB_AT_TEMPERATURE = "full-vocab@temperature"
 """Log-softmax over the whole vocabulary of logits divided by the sampling temperature; top-p is not renormalised."""
 
+LARGEST_LOGPROB = 1e-3
+"""Of a sampled token: rounding above 0."""
+SMALLEST_LOGPROB = -9000.0
+"""Of a sampled token, which has some probability; vLLM writes -9999 for what has none."""
+
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 """A number that somebody else sent: exact in every reader, and in a database's signed 64 bits."""
 

@@ -245,6 +245,32 @@ def test_keys_that_the_objective_does_not_read_are_told_in_one_sentence() -> Non
     ]
 
 
+SHARED: dict[str, Any] = {
+    "model": {"path": "tiny:qwen3", "snapshot_dtype": "float32"},
+    "rollout": {"engine": "transformers"},
+    "workers": {"local": 0, "shared_device": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("rollout.engine=vllm", 'rollout.engine must be "transformers" with workers.shared_device'),
+        ("learning.ranks=2", "because ranks split the weights: got 2; set learning.ranks to 1, or workers.shared"),
+        ("model.snapshot_dtype=bfloat16", "a version that is published rounded would be another policy"),
+        ("learning.compute_dtype=float64", 'set learning.compute_dtype to "float32"'),
+        ("workers.local=2", "each of those would load weights of its own"),
+    ],
+)
+def test_what_one_copy_of_the_weights_on_one_device_cannot_be_is_refused_in_a_sentence(
+    wrong: str, sentence: str
+) -> None:
+    for mode in ("sync", "async", "echo2"):
+        build_config({**SHARED, "run": {"mode": mode}})
+    assert sentence in one_fault(SHARED, wrong)
+    assert build_config(SHARED, [wrong, "workers.shared_device=false"])
+
+
 def test_a_real_engine_needs_a_model() -> None:
     with pytest.raises(ConfigError, match=r"model.path must name a model"):
         build_config({})

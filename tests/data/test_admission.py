@@ -10,7 +10,7 @@ import pytest
 from building import prompt, trajectory
 
 from echo2.data.admission import MAX_REWARD, Asked, parse_record
-from echo2.types import Policy, Trajectory, pack_tokens
+from echo2.types import Policy, Trajectory, pack_logprobs, pack_tokens
 
 ABOUT = prompt()
 
@@ -34,6 +34,17 @@ def test_a_record_is_drawn_as_its_lease_asked_whatever_it_says(temperature: floa
     assert "the lease asks for temperature 1 and top_p 1" in str(parse_record(record, ABOUT))
     asked = Asked(0.7, 0.999)
     assert isinstance(parse_record(record, ABOUT, asked), Trajectory) == ((temperature, top_p) == (0.7, 0.999))
+
+
+@pytest.mark.parametrize("told", [math.nan, math.inf, -math.inf, -1e30, -9000.0, 0.1])
+def test_a_log_prob_that_no_sampled_token_has_is_malformed(told: float) -> None:
+    record = trajectory(ABOUT)
+    asked, sampled = record.segments
+    count = len(sampled.tokens)
+    for value, admitted in ((told, False), (-8999.0, True)):
+        given = msgspec.structs.replace(sampled, logprobs=pack_logprobs([-1.0] * (count - 1) + [value]))
+        parsed = parse_record(msgspec.msgpack.encode(msgspec.structs.replace(record, segments=(asked, given))), ABOUT)
+        assert isinstance(parsed, Trajectory) is admitted, parsed
 
 
 def test_a_record_of_several_versions_says_which_sampled_each_token() -> None:

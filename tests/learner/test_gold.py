@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from games import CHAT, sandbox_task
 
-from echo2.learner.shell import gold_turns
+from echo2.learner.gold import gold_turns
 
 MANY = 10**6
 

@@ -164,6 +164,23 @@ def test_versions_are_durable_before_they_are_published_and_published_in_order()
     assert said[-1] == "leave"
 
 
+def test_an_engine_on_the_learners_weights_hears_of_a_version_before_it_is_durable_or_published() -> None:
+    async def main() -> list[str]:
+        setting = Setting(Desk())
+        said = setting.desk.said
+        options = LearnerOptions(run_id="run", initial_weights_hash="h", assets={})
+        await LearnerProgram(
+            setting.desk, setting.sink, setting.learner, setting.packer, VirtualClock(), setting.events, options,
+            lambda policy: said.append(f"resident {policy}"),
+        ).run()  # fmt: skip
+        return said
+
+    said = run_virtual(main())
+    assert said[:4] == ["attach 0", "resident 0.0", "durable 0", "published 0.0"]
+    for version in (1, 2, 3, 4):
+        assert said[said.index(f"report {version - 1}") + 1] == f"resident 0.{version}"
+
+
 def test_what_was_audited_before_a_step_goes_with_its_report() -> None:
     def found(step: int) -> RowAudit:
         return RowAudit(step, 0, (1,) + (0,) * len(AUDIT_EDGES_NATS), 0.0, 0.0)

@@ -21,8 +21,9 @@ from echo2.errors import IntegrityError, UserError
 from echo2.learner.adapters import AdapterSnapshots
 from echo2.learning.adapters import AdaptedModel, BaseOf, adapt
 from echo2.learning.learner import TorchLearner
+from echo2.learning.loading import load_causal_lm
 from echo2.learning.packing import pack
-from echo2.learning.policy_model import PolicyModel, _probe_rows, load_causal_lm
+from echo2.learning.policy_model import PolicyModel, _probe_rows
 from echo2.transport.partial import OBJECT_NAME
 from echo2.types import Policy, SnapshotKind
 

@@ -310,7 +310,7 @@ async def test_a_damaged_snapshot_stops_neither_the_step_nor_changes_the_weights
 async def test_absurd_log_probs_make_a_report_that_can_still_be_sent(folder: Path, tmp_path: Path) -> None:
     learner = opened(folder, tmp_path)
     await published(learner)
-    (found,) = await learner.audit(batch_of({0: [trajectory([1, 2], [3, 4], logprobs=[-3e38, -1e30])]}))
+    (found,) = await learner.audit(batch_of({0: [trajectory([1, 2], [3, 4], logprobs=[-8999.0, -500.0])]}))
     assert (found.total, found.bins[-1]) == (200.0, 2)
 
 

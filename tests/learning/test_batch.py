@@ -77,6 +77,8 @@ def test_a_first_token_that_nothing_precedes_carries_no_loss() -> None:
         {"logprobs": [-1.0]},
         {"logprobs": [-1.0, math.nan]},
         {"logprobs": [-1.0, -math.inf]},
+        {"logprobs": [-1.0, -1e30]},
+        {"logprobs": [-1.0, 0.5]},
         {"logprobs": [-1.0, -1.0], "logprob_convention": "processed"},
     ],
 )

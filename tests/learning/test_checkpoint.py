@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -31,6 +32,13 @@ def optimizer(step: int) -> dict[str, Tensor]:
 
 def keep(root: Path, step: int) -> Path:
     return save(root, state(step), weights(step), optimizer(step))
+
+
+def as_before_digests(folder: Path) -> None:
+    sizes = json.loads((folder / checkpoint.MARKER).read_text())
+    del sizes[checkpoint.DIGESTS]
+    (folder / checkpoint.MARKER).write_text(json.dumps(sizes))
+    (folder / checkpoint.DIGESTS).unlink()
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
@@ -98,9 +106,29 @@ def test_a_step_saved_again_replaces_the_older_content(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_an_integrity_error_that_says_what_to_do(tmp_path: Path) -> None:
     folder = keep(tmp_path, 4)
     data = (folder / checkpoint.WEIGHTS).read_bytes()
+    as_before_digests(folder)
     (folder / checkpoint.WEIGHTS).write_bytes(b"\xff" * len(data))
     with pytest.raises(IntegrityError, match="remove it"):
         load(tmp_path, 4)
+
+
+@pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.OPTIMIZER])
+def test_one_bit_that_fell_over_on_the_disk_is_told_by_the_files_name(tmp_path: Path, name: str) -> None:
+    path = keep(tmp_path, 4) / name
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert complete_steps(tmp_path) == [4], "its size says nothing"
+    with pytest.raises(IntegrityError, match=f"{name} must be as it was written"):
+        load(tmp_path, 4)
+
+
+def test_folders_that_are_no_whole_checkpoints_are_named(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        keep(tmp_path, step)
+    (tmp_path / "step-00000004" / checkpoint.WEIGHTS).write_bytes(b"cut")
+    (tmp_path / "step-00000006" / checkpoint.DIGESTS).unlink()
+    assert [path.name for path in checkpoint.torn(tmp_path)] == ["step-00000004", "step-00000006"]
 
 
 def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from trajectories import policy_of
 from transformers import AutoTokenizer
 
 from echo2.config.sections import ModelSection
-from echo2.learning.policy_model import load_causal_lm
+from echo2.learning.loading import load_causal_lm
 from echo2.learning.pretrained import resolve_model
 
 

@@ -20,7 +20,7 @@ from echo2.config.root import Config
 from echo2.errors import DiskFull, IntegrityError, UserError
 from echo2.learning import checkpoint, update
 from echo2.learning.learner import TorchLearner
-from echo2.learning.policy_model import load_causal_lm
+from echo2.learning.loading import load_causal_lm
 from echo2.types import Policy
 
 
@@ -116,7 +116,7 @@ async def test_checkpoints_of_another_run_or_model_are_refused(config: Config, t
     with pytest.raises(UserError, match="of run run-2, they are of run run-1"):
         TorchLearner.open(config, tmp_path, "run-2", resume=True, write_snapshot=write)
     other = learning_config(saved(tiny_qwen3(tied=False), tmp_path / "other"))
-    with pytest.raises(IntegrityError, match=r"lm_head\.weight"):
+    with pytest.raises(IntegrityError, match=r"other/config\.json must be the one"):
         open_learner(other, tmp_path, resume=True)
 
 

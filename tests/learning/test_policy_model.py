@@ -13,8 +13,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, Mistral
 
 from echo2.errors import ConfigError, UserError
 from echo2.learning.batch import TrainingRow
+from echo2.learning.loading import load_causal_lm
 from echo2.learning.packing import pack
-from echo2.learning.policy_model import PolicyModel, load_causal_lm, pick_device
+from echo2.learning.policy_model import PolicyModel, pick_device
 
 
 def rows() -> list[TrainingRow]:

@@ -123,7 +123,7 @@ def test_ranks_that_read_other_configurations_or_folders_say_so_alike(two: dict[
 
 def test_a_checkpoint_of_another_model_is_refused_by_every_rank(two: dict[str, Any]) -> None:
     assert two["stranger"][0] == two["stranger"][1]
-    assert "must hold this model's tensors; 'lm_head.weight'" in two["stranger"][0]
+    assert "config.json must be the one that the checkpoint of step" in two["stranger"][0]
 
 
 async def test_objectives_that_look_at_the_whole_update_see_all_ranks(folder: Path, two: dict[str, Any]) -> None:
@@ -138,6 +138,21 @@ def test_ranks_compute_in_bfloat16_and_keep_float32(two: dict[str, Any]) -> None
     assert half["masters"] == ["torch.float32"]
     assert half["bfloat16"] != half["float32"]
     assert half["bfloat16"] == pytest.approx(half["float32"], rel=0.1, abs=0.05)
+
+
+def test_all_ranks_split_when_one_runs_out_of_memory_and_train_the_same(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "config.json", tmp_path)
+    assert run_ranks(2, "short", tmp_path, deadline_s=90.0) == [0, 0], told(tmp_path)
+    found = json.loads((tmp_path / "short.json").read_text())
+    for case in ("forward", "backward"):
+        for plenty, scarce in zip(found["plenty"], found[case], strict=True):
+            assert scarce[:5] == pytest.approx(plenty[:5], rel=1e-6, abs=1e-9), case
+        splits, sizes = ([line[field] for line in found[case]] for field in (5, 6))
+        assert splits[0] >= 1 and splits[1:] == [0, 0], case
+        assert sizes[0] == sizes[2] <= 20, case
+    assert found["audit"] == 8
+    assert found["alone"][0] == found["alone"][1]
+    assert "a trajectory must fit into the learner's memory alone" in found["alone"][0]
 
 
 def test_a_rank_that_vanishes_ends_the_others_at_once(folder: Path, two: dict[str, Any], tmp_path: Path) -> None:

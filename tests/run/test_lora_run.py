@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from echo2.cli.adapters import write_adapter
 from echo2.cli.export import kept_versions, write_model
-from echo2.learning.policy_model import load_causal_lm
+from echo2.learning.loading import load_causal_lm
 from echo2.run.api import Run
 from echo2.transport.partial import OBJECT_NAME
 from echo2.types import Policy
@@ -27,10 +27,10 @@ class Quiet:
 def config(runs: Path) -> dict[str, Any]:
     return {
         "run": {"name": "lora", "dir": str(runs), "steps": 3, "mode": "sync"},
-        "model": {"path": "tiny:qwen3", "snapshot_dtype": "bfloat16", "warm_start_steps": 2},
+        "model": {"path": "tiny:qwen3", "snapshot_dtype": "bfloat16", "warm_start_steps": 60},
         "lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "v_proj"]},
         "tasks": [{"name": "arithmetic", "options": {"style": "symbols", "max_operand": 9}}],
-        "rollout": {"rollouts_per_step": 16, "group_size": 8, "max_new_tokens": 4},
+        "rollout": {"rollouts_per_step": 64, "group_size": 8, "max_new_tokens": 4},
         "learning": {"lr": 1e-2, "threads": 1, "device": "cpu", "kl_beta": 0.01},
         "workers": {"local": 1, "threads": 1, "usd_per_h": 0.5},
         "coordinator": {"heartbeat_s": 0.5},

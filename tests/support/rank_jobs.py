@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from short_memory import short_of_memory
 from torch import Tensor
 from trajectories import batch_of, some_batch, trajectory
 
@@ -208,6 +209,32 @@ async def four(folder: Path, group: Group) -> dict[str, Any]:
     return {"begun": begun, "curve": curve, "straight": straight}
 
 
+async def short(folder: Path, group: Group) -> dict[str, Any]:
+    """Steps in which one rank runs out of memory, beside the same steps with enough of it; then what fits nowhere."""
+    config, found = config_in(folder), {}
+    learning = config.learning.model_copy(update={"micro_batch_tokens": 200})
+    config = config.model_copy(update={"learning": learning})
+    for case in ("plenty", "forward", "backward"):
+        given = TorchLearner.open(config, folder / case, "r", resume=True, write_snapshot=write, group=group)
+        models = [given._policy] + ([] if given._reference is None else [given._reference])
+        for policy in models if group.steps.rank == 1 and case != "plenty" else ():
+            short_of_memory(policy, 20, case)
+        statistics = [await given.train_step(some_batch(step, groups=12, version=0)) for step in range(3)]
+        names = ("loss", "grad_norm", "entropy", "kl", "trainable_tokens", "memory_splits", "micro_batch_tokens")
+        found[case] = [[one[name] for name in names] for one in statistics]
+        if case == "forward":
+            await published(given, group)
+            found["audit"] = len(await given.audit(some_batch(3, groups=5)))
+            short_of_memory(given._policy, 3, case)
+            try:
+                await given.train_step(some_batch(3))
+                own = ""
+            except UserError as error:
+                own = str(error)
+            found["alone"] = [one.decode() for one in group.steps.gather(own.encode())]
+    return found
+
+
 async def dies(folder: Path, group: Group) -> dict[str, Any]:
     """Rank 1 vanishes in the middle of a step."""
     learner = opened(folder, "run", group)
@@ -250,7 +277,7 @@ async def adapters(folder: Path, group: Group) -> dict[str, Any]:
     }  # fmt: skip
 
 
-JOBS = {job.__name__: job for job in (two, four, dies, adapters)}
+JOBS = {job.__name__: job for job in (two, four, short, dies, adapters)}
 
 
 def main() -> None:

@@ -696,3 +696,56 @@ def test_several_lanes_hold_several_leases_and_tell_them() -> None:
     done = virtual(lambda: Setting(lanes=3))
     held = max(len(beat.leases) for beat in done.desk.of(Heartbeat) if isinstance(beat, Heartbeat))
     assert held == 3
+
+
+class Resident(ScriptedEngine):
+    """Its owner says which version it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(duration=lambda tokens, n, random: 5.0)
+        self._moved = asyncio.Event()
+
+    def settle(self, version: int) -> None:
+        self._installed = Policy(0, version)
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def settled(self, after: Policy | None) -> Policy:
+        while (policy := self.installed) is None or policy == after:
+            await self._moved.wait()
+        return policy
+
+
+def test_a_worker_on_the_learners_weights_asks_for_no_snapshot_and_tells_of_each_version_at_once() -> None:
+    async def main() -> tuple[Desk, list[tuple[float, Policy | None]]]:
+        desk, engine, clock = Desk(), Resident(), VirtualClock()
+        options = WorkerOptions(
+            snapshots=SnapshotTerms("run", public_key(KEY), "float32"), heartbeat_s=1000.0, concurrent_groups=2,
+            orphan_after_s=1e6,
+        )  # fmt: skip
+        worker = Worker(
+            desk, None, None, engine, TASKS, ByteChat(), MemorySpool(), clock, RecordedEvents(), options,
+            resident=engine,
+        )  # fmt: skip
+        beats: list[tuple[float, Policy | None]] = []
+        answer = desk.call
+
+        async def noted(request: Any) -> Any:
+            if isinstance(request, Heartbeat):
+                beats.append((clock.monotonic(), request.installed))
+            return await answer(request)
+
+        desk.call = noted  # type: ignore[method-assign]
+        loop = asyncio.get_running_loop()
+        for at_s, version in ((10.0, 0), (20.0, 1), (30.0, 2)):
+            loop.call_later(at_s, engine.settle, version)
+        loop.call_later(40.0, worker.drain, "the test is over")
+        await worker.run()
+        return desk, beats
+
+    desk, beats = run_virtual(main(), until_s=5000)
+    assert not [request for request in desk.heard if isinstance(request, AwaitPolicy)]
+    for at_s, version in ((10.0, 0), (20.0, 1), (30.0, 2)):
+        assert any(policy == Policy(0, version) and 0 <= told_s - at_s < 0.1 for told_s, policy in beats)
+    policies = [msgspec.msgpack.decode(group.rows[0].record, type=Trajectory).policy_min for group in desk.submitted]
+    assert set(policies) == {Policy(0, 0), Policy(0, 1), Policy(0, 2)}

@@ -193,6 +193,39 @@ def _rehearsal(config: Config) -> Iterator[Fault]:
         )
 
 
+def _shared(config: Config) -> Iterator[Fault]:
+    """What one set of weights on one device cannot be."""
+    if not config.workers.shared_device:
+        return
+    learning, rollout, model = config.learning, config.rollout, config.model
+    wanted: tuple[tuple[str, object, bool, object, str], ...] = (
+        ("rollout.engine", rollout.engine, rollout.engine == "transformers", "transformers",
+         "the only engine that runs in the learner's process"),
+        ("learning.learner", learning.learner, learning.learner == "torch", "torch", "which has weights to share"),
+        ("learning.ranks", learning.ranks, learning.ranks == 1, 1, "because ranks split the weights"),
+        ("model.snapshot_dtype", model.snapshot_dtype, model.snapshot_dtype == "float32", "float32",
+         "because the engine runs the learner's own weights, and a version that is published rounded would be another "
+         "policy of the same name"),
+        ("learning.compute_dtype", learning.compute_dtype, learning.compute_dtype != "float64", "float32",
+         "because snapshots cannot hold float64"),
+        ("lora.rank", config.lora.rank, config.lora.rank == 0, 0,
+         "because the engine would generate without the adapters beside those weights"),
+        ("workers.local", config.workers.local, config.workers.local == 0, 0,
+         "because each of those would load weights of its own onto the same machine"),
+    )  # fmt: skip
+    for key, value, holds, value_that_does, why in wanted:
+        if not holds:
+            yield Fault(
+                (key, "workers.shared_device"),
+                f"{key} must be {_quoted(value_that_does)} with workers.shared_device, {why}: got {_quoted(value)}; "
+                f"set {key} to {_quoted(value_that_does)}, or workers.shared_device to false",
+            )
+
+
+def _quoted(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
 def _server(config: Config) -> Iterator[Fault]:
     server, engine = config.server, config.rollout.engine
     if server.url and not server.url.startswith(("http://", "https://")):
@@ -224,5 +257,6 @@ _CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _ranks,
     _lora,
     _rehearsal,
+    _shared,
     _server,
 )

@@ -289,6 +289,9 @@ class WorkersSection(Section):
     worker that joins from elsewhere takes all cores its process may use, or what `echo2 worker --threads` says."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    shared_device: bool = False
+    """The learner's device generates, too, with the learner's own weights: one process generates and trains in turns.
+    For one GPU, or a laptop; with `workers.local = 0`, and as a rule `run.mode = "sync"`."""
     usd_per_h: NonNegativeFloat = 0.0
     """Price of one worker, rent and traffic."""
     orphan_after_s: PositiveFloat = 1800.0

@@ -1,7 +1,7 @@
 """Which policies exist, and where the run stands: the small durable part of the coordinator's state.
 
-Invariant (I2): versions never go back and never alias. A policy is judged by the surviving history: the versions
-published under the current incarnation, and those of older incarnations up to each fork.
+Invariant (I2): versions never go back and never alias. A policy is judged by the surviving history: the versions known
+(published, or resident beside the learner) under the current incarnation, and those of older ones up to each fork.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ class RunState(msgspec.Struct):
     """Newest fencing epoch given to a learner."""
     published: list[Policy] = []
     """Of the surviving history, in order."""
+    resident: list[Policy] = []
+    """Of the surviving history, in order: versions that the learner's own engine generates with as soon as they exist
+    (``workers.shared_device``), some of them published later. One that a crash took away is forked off."""
     checkpoint_step: int = -1
     """Newest step whose checkpoint is acknowledged; -1 before the first."""
     next_batch: int = 0
@@ -63,12 +66,17 @@ class RunState(msgspec.Struct):
         return self.published[-1] if self.published else None
 
     @property
+    def known(self) -> list[Policy]:
+        """Everything that a trajectory may name, in order."""
+        return sorted({*self.published, *self.resident}) if self.resident else self.published
+
+    @property
     def learner_policy(self) -> Policy:
         return Policy(self.incarnation, self.steps_reported)
 
     def judge(self, policy: Policy) -> Verdict | None:
         """None for a policy of the surviving history, else why a trajectory of it is refused."""
-        if policy in self.published:
+        if policy in self.published or policy in self.resident:
             return None
         if self.published and policy.incarnation <= self.incarnation and policy.version < self.published[0].version:
             return None  # Too long ago to be remembered; it is stale whatever it was.
@@ -81,9 +89,15 @@ class RunState(msgspec.Struct):
         assert self.current is None or policy > self.current, f"{policy} published after {self.current}"
         self.published = [*self.published, policy][-PUBLISHED_KEPT:]
 
+    def settle(self, policy: Policy) -> None:
+        """The learner's weights are ``policy``, and its own engine runs them; saying so again changes nothing."""
+        if not self.resident or policy > self.resident[-1]:
+            self.resident = [*self.resident, policy][-PUBLISHED_KEPT:]
+
     def fork(self, step: int) -> None:
-        """Open a new incarnation at ``step``: later published versions are of a lost history."""
+        """Open a new incarnation at ``step``: later known versions are of a lost history."""
         self.incarnation += 1
+        self.resident = [policy for policy in self.resident if policy.version <= step]
         self.published = [policy for policy in self.published if policy.version <= step]
         self.steps_reported = step
         self.checkpoint_step = min(self.checkpoint_step, step)

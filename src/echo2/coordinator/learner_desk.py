@@ -53,6 +53,7 @@ class LearnerDesk:
             books.record(AssetsPut(attach.assets))
         self._take_seat(now)
         policy = Policy(state.incarnation, attach.step)
+        self._settle(policy)
         publish = (
             policy not in state.published
             and self._may_publish(policy)
@@ -130,6 +131,7 @@ class LearnerDesk:
             raise Refused(f"step {state.steps_reported} is next to be reported, got {report.step}")
         line = self._count(report, now, wall_time) if report.step == state.steps_reported else None
         policy = Policy(state.incarnation, report.step + 1)
+        self._settle(policy)
         publish = self._due(report.step) and self._may_publish(policy)
         if publish and policy not in state.published:
             books.start_publish(policy, now)
@@ -170,6 +172,18 @@ class LearnerDesk:
             books.request_stop(f"the budget of {books.config.provisioning.budget_usd:g} USD is spent")
         self._evaluate_when_due(report.step)
         return line
+
+    def _settle(self, policy: Policy) -> None:
+        """Where the learner's device generates, it does so from now on with this version, published or not."""
+        books = self.books
+        if books.config.workers.shared_device:
+            books.state.settle(policy)
+            self._pin_evaluation(policy)
+
+    def _pin_evaluation(self, policy: Policy) -> None:
+        evaluation = self.books.evaluation
+        if evaluation is not None and evaluation.policy is None:
+            evaluation.policy = policy
 
     def _evaluate_when_due(self, step: int) -> None:
         books, plan = self.books, self.books.config.eval
@@ -224,8 +238,9 @@ class LearnerDesk:
         books.publishing.visible(policy, now)
         kind, sent = published.entry.kind.value, published.entry.size_bytes
         books.events.emit("published", policy=str(policy), bytes=size, sent_as=kind, sent_bytes=sent)
-        if books.evaluation is not None and books.evaluation.policy is None:
-            books.evaluation.policy = policy
+        self._pin_evaluation(policy)
+        if books.config.workers.shared_device:
+            books.note_installs(now)  # The learner's own engine had it before.
 
     def _due(self, step: int) -> bool:
         config = self.books.config

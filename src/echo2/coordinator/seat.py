@@ -18,7 +18,10 @@ def check_epoch(state: RunState, epoch: int) -> None:
 
 
 def check_attach(state: RunState, attach: Attach, buffer: Buffer, may_roll_back: bool) -> bool:
-    """Whether attaching means a rollback below a published version. Raises Refused when it may not attach at all."""
+    """Whether attaching means a rollback below a known version. Raises Refused when it may not attach at all.
+
+    Published versions are promised to stay; one that only the learner's own engine ran went with its process.
+    """
     if attach.run_id != state.run_id:
         raise Refused(f"the learner belongs to run {attach.run_id}, this coordinator serves {state.run_id}")
     if state.initial_weights_hash not in ("", attach.initial_weights_hash):
@@ -32,8 +35,9 @@ def check_attach(state: RunState, attach: Attach, buffer: Buffer, may_roll_back:
     if last is not None and last.digest != attach.last_batch_digest:
         raise Refused(f"the learner's last batch differs from batch {attach.step - 1} of this store: another history")
     newest = state.current
-    below = newest is not None and attach.step < newest.version
-    if below and not (attach.rollback or may_roll_back):
+    breaks_promise = newest is not None and attach.step < newest.version
+    below = any(attach.step < policy.version for policy in state.known[-1:])
+    if breaks_promise and not (attach.rollback or may_roll_back):
         raise Refused(
             f"the learner resumes at step {attach.step}, below published version {newest}: restore its newest "
             "checkpoint, or ask for a rollback explicitly"

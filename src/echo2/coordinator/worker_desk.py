@@ -171,13 +171,13 @@ class WorkerDesk:
             groups_per_batch=self.config.prompts_per_step,
             last_batch=self.config.run.steps - 1,
             live=self.buffer.live,
-            published=self._published_since(version),
+            published=self._known_since(version),
         )
         return closed_because(inputs, version)
 
-    def _published_since(self, version: int) -> tuple[int, ...]:
-        """Published versions that bound what may be leased at ``version``: it itself and newer ones."""
-        return tuple(takewhile(lambda v: v >= version, (policy.version for policy in reversed(self.state.published))))
+    def _known_since(self, version: int) -> tuple[int, ...]:
+        """Known versions that bound what may be leased at ``version``: it itself and newer ones."""
+        return tuple(takewhile(lambda v: v >= version, (policy.version for policy in reversed(self.state.known))))
 
     def has_no_part(self, worker_id: str) -> str | None:
         """Why this worker, unlike others with the same version, gets no lease; None when it may.

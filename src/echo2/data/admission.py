@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from echo2.types import Prompt, Segment, Trajectory
+from echo2.types import LARGEST_LOGPROB, SMALLEST_LOGPROB, Prompt, Segment, Trajectory
 
 MAX_REWARD = 1e9
 """Sums over a batch, and squares in float32, stay finite."""
@@ -64,8 +64,8 @@ def _segment_fault(segment: Segment) -> str | None:
         if packed is not None and (not segment.sampled or len(packed) != 4 * count):
             return f"{name} must match the {count} sampled tokens, got {len(packed) / 4:g}"
     values = segment.logprob_values
-    if values is not None and count and not values.max() <= 1e-3:  # NaN is not, either
-        return "log-probs must be at most 0 and not NaN"
+    if values is not None and count and not SMALLEST_LOGPROB < values.min() <= values.max() <= LARGEST_LOGPROB:
+        return f"log-probs must be in ({SMALLEST_LOGPROB:g}, 0], got {values.min():g} to {values.max():g}"  # or NaN
     return None
 
 

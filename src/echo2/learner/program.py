@@ -51,6 +51,9 @@ from echo2.types import Policy
 
 T = TypeVar("T")
 
+Resident = Callable[[Policy], None]
+"""Told what the weights are called, as soon as the coordinator knows of that version."""
+
 STOP_PATIENCE_S = 20.0
 """How long a stopping learner waits for a silent coordinator: what it would say is safe on disk."""
 KEPT_SNAPSHOTS = 2
@@ -82,13 +85,16 @@ class LearnerProgram:
         clock: Clock,
         events: EventLog,
         options: LearnerOptions,
+        resident: Resident | None = None,
     ) -> None:
+        """resident: where an engine runs the learner's own weights."""
         self._sink = sink
         self._learner = learner
         self._packer = packer
         self._clock = clock
         self._events = events
         self._options = options
+        self._resident = resident or _nobody
         self._jitter = Random(options.jitter_seed)
         self._line = Line(transport, clock, events, self._jitter, options.give_up_after_s)
         self._stop = Recall()
@@ -142,6 +148,7 @@ class LearnerProgram:
         )
         attached = await self._line.call(request, Attached)
         self._epoch = attached.epoch
+        self._resident(attached.policy)
         self._events.emit("attached", epoch=attached.epoch, step=self._learner.step, policy=str(attached.policy))
         paths = {asset.name: path for asset, path in options.assets.items()}
         for name in attached.missing_assets:
@@ -162,6 +169,7 @@ class LearnerProgram:
             took_s, waited_s = self._clock.monotonic() - began_s, began_s - waited_from_s
             report = ReportStep(self._epoch, batch.step, took_s, waited_s, dict(stats), audits)
             accepted = await self._line.call(report, StepAccepted, patience=self._patience_s)
+            self._resident(accepted.policy)
             self._events.emit("step_reported", step=batch.step, policy=str(accepted.policy))
             if accepted.publish:
                 if self._publishing is not None:
@@ -269,3 +277,7 @@ class LearnerProgram:
                 self._line.lose_patience(error, started_s)
                 self._events.emit("upload_lost", asset=name, error=str(error))
                 await asyncio.sleep(backoff.next_s())
+
+
+def _nobody(_: Policy) -> None:
+    """No engine shares the weights."""

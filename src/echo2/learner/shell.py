@@ -10,7 +10,8 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -22,17 +23,14 @@ from echo2.broadcast.changes import Changes, FindChanges, encode_changes
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.snapshot import StreamedTensor, write_snapshot
 from echo2.config.root import Config
-from echo2.data import given
-from echo2.data.chat import ByteChat, ChatFormat
-from echo2.data.cursor import PromptCursor
-from echo2.data.registry import load_tasks
-from echo2.data.task import Message
-from echo2.errors import ConfigError, Fenced
+from echo2.errors import Fenced, UserError, first_cause
 from echo2.learner import group_life
 from echo2.learner.adapters import BASE_FOLDER, AdapterSnapshots
+from echo2.learner.gold import gold_batches
 from echo2.learner.launcher import RankProcesses
+from echo2.learner.own_worker import OwnWorker
 from echo2.learner.packer import DiskPacker
-from echo2.learner.program import KEPT_SNAPSHOTS, LearnerOptions, LearnerProgram
+from echo2.learner.program import KEPT_SNAPSHOTS, LearnerOptions, LearnerProgram, Resident
 from echo2.learner.scripted import ScriptedLearner
 from echo2.ports import EventLog, Learner
 from echo2.run.folder import RunFolder
@@ -47,14 +45,9 @@ from echo2.types import Policy
 if TYPE_CHECKING:
     from echo2.learning.learner import TorchLearner
     from echo2.learning.torch_ranks import Group
-    from echo2.learning.warm_start import GoldBatches, GoldTalk
 
-WARM_START_REPLIES = 32
-"""Gold replies of one supervised step: enough for a steady gradient, few enough for a quick step."""
 MOST_SNAPSHOTS = 5
 """Every version of a batch while S < 4 kappa, and no disk full of older ones at a larger S."""
-WARM_START_TRIES = 20
-"""Prompts looked at for each reply before a task without gold replies is told."""
 
 
 class OpenedLearner(Learner, Protocol):
@@ -76,6 +69,10 @@ async def run_learner(root: Path, join: str | None) -> int:
     folder = RunFolder(root)
     config = folder.load()
     rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "-1"), ("WORLD_SIZE", "1")))
+    if config.workers.shared_device and world > 1:
+        raise UserError(
+            f"workers.shared_device needs one learner process, and torchrun started {world}; set it to false"
+        )
     if rank > 0:
         events = ConsoleEvents(f"learner rank {rank}")
         prepare, opened = partial(_resolve, config, folder.root), partial(_open_torch, config, folder.root)
@@ -101,8 +98,11 @@ class LearnerLife:
         self._seed = secrets.randbits(63)
         self._stop = Recall()
         self._program: LearnerProgram | None = None
+        self._own_worker: OwnWorker | None = None
 
     def stop(self, reason: str) -> None:
+        if self._own_worker is not None:
+            self._own_worker.stop(reason)
         if self._program is not None:
             self._program.stop(reason)
         else:
@@ -115,26 +115,42 @@ class LearnerLife:
         await group_life.lead(config, self._folder, prepare, opened, self.run)
 
     async def run(self, open_learner: OpenLearner | None = None) -> None:
-        transport = HttpTransport(self._join, self._folder.learner / "credential")
+        async with AsyncExitStack() as opened:
+            line = HttpTransport(self._join, self._folder.learner / "credential")
+            transport = await opened.enter_async_context(line)
+            build = self._build(transport, open_learner or self._open, opened)
+            try:
+                program = await self._stop.within(None, "the start", build)
+                if program is not None:
+                    await self._live(program)
+            except Fenced as error:
+                # Not a failure: the newer learner goes on. Starting again would only fence that one out.
+                self._events.emit("replaced", why=str(error))
+
+    async def _live(self, program: LearnerProgram) -> None:
+        """With a worker of its own, for as long as either has something to do; a failure of one ends both."""
         try:
-            program = await self._stop.within(None, "the start", self._build(transport, open_learner or self._open))
-            if program is not None:
+            async with asyncio.TaskGroup() as group:
+                if self._own_worker is not None:
+                    group.create_task(self._own_worker.run(), name="own worker")
                 await program.run()
-        except Fenced as error:
-            # Not a failure: the newer learner goes on. Starting again would only fence that one out.
-            self._events.emit("replaced", why=str(error))
-        finally:
-            await transport.close()
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from errors
 
     async def _open(self, run_id: str) -> tuple[OpenedLearner, Mapping[AssetFile, Path]]:
         return await asyncio.to_thread(_open, self._config, self._folder, run_id)
 
-    async def _build(self, transport: HttpTransport, open_learner: OpenLearner) -> LearnerProgram:
+    async def _build(
+        self, transport: HttpTransport, open_learner: OpenLearner, opened: AsyncExitStack
+    ) -> LearnerProgram:
         config = self._config
         enrolled = await enrol_patiently(transport, "learner", self._clock, self._events, Random(self._seed))
         self._events.emit("opening", model=config.model.path)
         learner, assets = await open_learner(enrolled.run_id)
         self._events.emit("opened", step=learner.step)
+        resident: Resident | None = None
+        if config.workers.shared_device:
+            learner, resident = await self._share(learner, opened)
         options = LearnerOptions(
             run_id=enrolled.run_id,
             initial_weights_hash=learner.initial_weights_hash,
@@ -145,8 +161,24 @@ class LearnerLife:
             jitter_seed=self._seed,
         )
         packer = _adapters(config, self._folder.root, enrolled.run_id) or DiskPacker(_find_changes(config))
-        self._program = LearnerProgram(transport, transport, learner, packer, self._clock, self._events, options)
+        self._program = LearnerProgram(
+            transport, transport, learner, packer, self._clock, self._events, options, resident
+        )
         return self._program
+
+    async def _share(self, learner: OpenedLearner, opened: AsyncExitStack) -> tuple[OpenedLearner, Resident]:
+        """The learner that lends its weights to an engine, whose worker is started beside it, and whom to tell of
+        versions. The engine is closed with ``opened``."""
+        from echo2.learner.sharing import SharingLearner, shared_engine
+        from echo2.learning.learner import TorchLearner
+
+        assert isinstance(learner, TorchLearner), "the configuration was checked"
+        model_dir = await asyncio.to_thread(_resolve, self._config, self._folder.root)
+        engine = await asyncio.to_thread(shared_engine, learner, model_dir, self._config.learning.threads)
+        opened.push_async_callback(engine.close)
+        events = ConsoleEvents("own worker")
+        self._own_worker = OwnWorker(self._config, self._folder, model_dir, engine, events)
+        return SharingLearner(learner, engine), engine.settle
 
 
 def kept_snapshots(config: Config) -> int:
@@ -172,7 +204,7 @@ def _open_torch(
 
     ranks = ONE_RANK if group is None else group.steps
     model_dir = together(ranks, lambda: _resolve(config, root))
-    gold = _gold_batches(config, model_dir) if config.model.warm_start_steps else None
+    gold = gold_batches(config, model_dir) if config.model.warm_start_steps else None
     adapters = _adapters(config, root, run_id)
     learner = TorchLearner.open(
         config, root, run_id, resume=True, gold=gold, model_dir=model_dir, group=group,
@@ -226,61 +258,3 @@ def _write_snapshot(
 def _asset(path: Path) -> AssetFile:
     data = path.read_bytes()
     return AssetFile(path.name, len(data), blake3(data).hexdigest())
-
-
-def _gold_batches(config: Config, model_dir: Path) -> GoldBatches:
-    """Supervised step → gold talks of the run's own prompts, a pure function of the step."""
-    tasks = load_tasks(config.tasks)
-    cursor = PromptCursor([(tasks[section.called], section.weight) for section in config.tasks], config.run.seed)
-    chat = _chat(config, model_dir)
-
-    def talks_of(step: int) -> list[GoldTalk]:
-        talks: list[GoldTalk] = []
-        first = step * WARM_START_REPLIES
-        for position in range(first, first + WARM_START_REPLIES * WARM_START_TRIES):
-            prompt = cursor.prompt(position)
-            messages = given.gold_talk(tasks[prompt.task], prompt)
-            if messages is not None:
-                talks.append(gold_turns(messages, chat, config.rollout.thinking, config.learning.micro_batch_tokens))
-            if sum(map(len, talks)) >= WARM_START_REPLIES:
-                return talks
-        if talks:
-            return talks
-        raise ConfigError(
-            f"model.warm_start_steps is {config.model.warm_start_steps}, which needs a task with gold replies, and "
-            f"{', '.join(tasks)} has none; set it to 0"
-        )
-
-    return talks_of
-
-
-def gold_turns(messages: Sequence[Message], chat: ChatFormat, thinking: bool, most_tokens: int) -> GoldTalk:
-    """Tokens of a conversation as an episode would feed and sample them, turn by turn.
-
-    Turns beyond ``most_tokens`` are left out, the first apart: a long game must not decide how much memory it takes.
-    """
-    turns: list[tuple[list[int], list[int]]] = []
-    asked: list[Message] = []
-    held = 0
-    for message in messages:
-        if message["role"] != "assistant":
-            asked.append(message)
-            continue
-        fed = (
-            chat.extend(asked, turns[-1][1][-1], thinking=thinking) if turns else chat.render(asked, thinking=thinking)
-        )
-        reply = chat.encode_reply(message["content"])
-        held += len(fed) + len(reply)
-        if turns and held > most_tokens:
-            break
-        turns.append((fed, reply))
-        asked = []
-    return turns
-
-
-def _chat(config: Config, model_dir: Path) -> ChatFormat:
-    if config.rollout.engine == "scripted":
-        return ByteChat()
-    from echo2.data.template_chat import TemplateChat
-
-    return TemplateChat(model_dir)

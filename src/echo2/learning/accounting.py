@@ -71,15 +71,16 @@ def _measured(device: torch.device, dtype: torch.dtype) -> float:
     torch.mm(a, a, out=out)
     seconds = []
     for _ in range(5):
-        _settle(device)
+        settle(device)
         began_s = time.perf_counter()
         torch.mm(a, a, out=out)
-        _settle(device)
+        settle(device)
         seconds.append(time.perf_counter() - began_s)
     return 2.0 * PROBE_SIZE**3 / max(min(seconds), 1e-9)
 
 
-def _settle(device: torch.device) -> None:
+def settle(device: torch.device) -> None:
+    """Wait for what the device was asked to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

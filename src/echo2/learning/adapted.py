@@ -99,7 +99,8 @@ def _adapted(
     def make(model: Any, **settings: Any) -> AdaptedModel:
         stored, aliases = stored_tensors(model)
         if initial is not None:
-            install_initial(stored, initial, ONE_RANK)
+            as_what, remedy = "the weights that adapters are trained beside", "bring the file back"
+            install_initial(stored, initial, ONE_RANK, needed_as=as_what, remedy=remedy)
         base = Tensors.of(stored)
         found.append(weights_hash(base))
         if expected not in ("", found[0]):

@@ -18,6 +18,7 @@ from echo2.config.lora import LoraSection
 from echo2.errors import UserError
 from echo2.learning.packing import MicroBatch
 from echo2.learning.policy_model import PolicyModel
+from echo2.learning.shortage import Watch
 
 ALL_LINEAR = "all-linear"
 _ADAPTER = "default"
@@ -70,6 +71,13 @@ class BaseOf:
 
     def __init__(self, policy: AdaptedModel) -> None:
         self._policy = policy
+
+    @property
+    def watch(self) -> Watch:
+        return self._policy.watch
+
+    def break_off(self) -> None:
+        self._policy.break_off()
 
     def logprobs(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         with self._policy.alone():

@@ -56,7 +56,9 @@ def normalised_advantages(
         else:
             values[indices] = _normalised(group, scale, eps)
             signal[indices] = True
-    return Advantages(values.astype(np.float32), signal, len(members), zero_variance, single)
+    with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, and its update is skipped
+        narrow = values.astype(np.float32)
+    return Advantages(narrow, signal, len(members), zero_variance, single)
 
 
 def _normalised(group: NDArray[np.float64], scale: Scale, eps: float) -> NDArray[np.float64]:

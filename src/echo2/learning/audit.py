@@ -29,6 +29,7 @@ from echo2.learning.batch import BatchRules, TrainingRow, form_training_batch
 from echo2.learning.packing import empty_micro_batch, pack
 from echo2.learning.policy_model import PolicyModel
 from echo2.learning.ranks import ONE_RANK, Ranks
+from echo2.learning.shortage import TooLarge
 from echo2.learning.stand_in import standing_in
 from echo2.transport.messages import AUDIT_EDGES_NATS, BatchReply, BatchRow, RowAudit
 from echo2.transport.partial import OBJECT_NAME, folder_name
@@ -101,9 +102,9 @@ class Auditor:
         try:
             with standing_in(self._policy, self._snapshots / folder_name(policy), self._ranks):
                 return self._compared(rows, policy)
-        except (IntegrityError, torch.OutOfMemoryError) as error:
-            if self._ranks.world > 1 and not isinstance(error, IntegrityError):
-                raise  # the others did not run out of memory and wait
+        except (IntegrityError, TooLarge, torch.OutOfMemoryError) as error:
+            if self._ranks.world > 1 and isinstance(error, torch.OutOfMemoryError):
+                raise  # outside of a pass: the others did not run out of memory and wait
             LOG.warning("step %d: log-probs were not compared: %s", reply.step, error)
             return ()
 
@@ -121,10 +122,13 @@ class Auditor:
         """Each rank takes its turn of the rows; all run equally many passes."""
         rank, world = self._ranks.rank, self._ranks.world
         mine = rows[rank::world]
-        found = [audit for row, made in mine if (audit := self._compare(row, made, policy)) is not None]
-        if len(mine) < -(-len(rows) // world):
-            with torch.no_grad():
-                self._policy.logprobs(empty_micro_batch().to(self._policy.device))
+        found = []
+        with self._policy.watch.noticing():
+            found = [audit for row, made in mine if (audit := self._compare(row, made, policy)) is not None]
+            if len(mine) < -(-len(rows) // world):
+                with torch.no_grad():
+                    self._policy.logprobs(empty_micro_batch().to(self._policy.device))
+        self._policy.watch.agree(self._ranks, empty_micro_batch())
         told = self._ranks.gather(msgspec.msgpack.encode(found))
         return tuple(audit for one in told for audit in msgspec.msgpack.decode(one, type=list[RowAudit]))
 

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from echo2.config.sections import LearningSection
 from echo2.learning.advantages import Advantages, Scale, normalised_advantages
 from echo2.transport.messages import BatchReply, BatchRow
-from echo2.types import LOGPROBS_FULL_VOCAB_AT_TEMPERATURE, FinishReason, Trajectory
+from echo2.types import (
+    LARGEST_LOGPROB,
+    LOGPROBS_FULL_VOCAB_AT_TEMPERATURE,
+    SMALLEST_LOGPROB,
+    FinishReason,
+    Trajectory,
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,18 @@ class TrainingBatch:
     @property
     def trainable_tokens(self) -> int:
         return sum(row.targets for row in self.rows)
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """What a step's statistics say of it."""
+        return {
+            "zero_variance_groups": self.advantages.zero_variance_keys,
+            "single_row_groups": self.advantages.single_keys,
+            "unusable_rows": self.unusable_rows,
+            "overlong_rows": self.overlong_rows,
+            "dropped_rows": self.dropped_rows,
+            "aged_tokens": self.aged_tokens,
+        }
 
     @property
     def groups(self) -> int:
@@ -208,7 +226,8 @@ def _training_row(
 
 
 def _behaviour(record: Trajectory, loss: NDArray[np.bool_]) -> NDArray[np.float32] | None:
-    """Log-probs of the convention the learner computes, of every loss-bearing token, finite; else None."""
+    """Log-probs of the convention the learner computes, of every loss-bearing token, as a sampled token has; else
+    None."""
     if record.logprob_convention != LOGPROBS_FULL_VOCAB_AT_TEMPERATURE:
         return None
     parts = []
@@ -220,4 +239,5 @@ def _behaviour(record: Trajectory, loss: NDArray[np.bool_]) -> NDArray[np.float3
             return None
         parts.append(values)
     behaviour = np.concatenate(parts)
-    return behaviour if bool(np.isfinite(behaviour[loss]).all()) else None
+    told = behaviour[loss]
+    return behaviour if bool(((told > SMALLEST_LOGPROB) & (told <= LARGEST_LOGPROB)).all()) else None

@@ -25,16 +25,18 @@ from echo2.errors import UserError
 from echo2.learning import checkpoint
 from echo2.learning.adapted import first_policy, reference_of, resumed_policy
 from echo2.learning.audit import Auditor
-from echo2.learning.batch import TrainingBatch, batch_rules, form_training_batch
+from echo2.learning.batch import batch_rules, form_training_batch
 from echo2.learning.frozen import Freezer, FrozenState
 from echo2.learning.gathering import gathered, serve
 from echo2.learning.objectives import configured
-from echo2.learning.opening import CHECKPOINT_FOLDER, config_digest, set_threads
+from echo2.learning.opening import CHECKPOINT_FOLDER, config_digest, model_digest, require_same_model, set_threads
 from echo2.learning.optimizer import build_optimizer, optimizer_tensors
 from echo2.learning.policy_model import PolicyModel, Scores, pick_device
 from echo2.learning.pretrained import resolve_model
 from echo2.learning.ranks import ONE_RANK, Ranks, together
 from echo2.learning.resuming import keep, restore
+from echo2.learning.shortage import Budget, out_of_memory
+from echo2.learning.soundness import require_finite
 from echo2.learning.update import UpdateSettings, run_updates
 from echo2.learning.warm_start import GoldBatches
 from echo2.learning.weights import as_snapshot
@@ -70,8 +72,7 @@ class TorchLearner:
         """policy: holds the weights of ``state.step``.  reference: version 0, needed when ``kl_beta`` is above 0.
         group: the ranks that share the work, None for one."""
         learning = config.learning
-        if (reference is not None) != (learning.kl_beta > 0):
-            raise ValueError(f"a reference model is for kl_beta above 0, it is {learning.kl_beta}")
+        assert (reference is not None) == (learning.kl_beta > 0), "a reference model is for kl_beta above 0"
         self._group = group
         self._ranks: Ranks = ONE_RANK if group is None else group.steps
         self._publishing: Ranks = ONE_RANK if group is None else group.publishing
@@ -85,6 +86,7 @@ class TorchLearner:
         self._writer = write_snapshot
         self._optimizer = build_optimizer(policy.parameters(), learning)
         self._freezer = Freezer()
+        self._budget = Budget(learning.micro_batch_tokens)
         self._durable: set[int] = set()
         self._training = False
         self._rules = batch_rules(learning, policy.vocabulary)
@@ -122,6 +124,8 @@ class TorchLearner:
         set_threads(config, device)
         ranks = ONE_RANK if group is None else group.steps
         folder = model_dir or resolve_model(config.model, run_dir, seed=config.run.seed)
+        for path in checkpoint.torn(run_dir / CHECKPOINT_FOLDER):
+            LOG.warning("%s is no whole checkpoint (files are missing or cut short) and is not looked at", path)
         found = checkpoint.complete_steps(run_dir / CHECKPOINT_FOLDER)[-1:]
         step = int(ranks.broadcast(str(found[0] if found else -1).encode()))
         if step >= 0 and not resume:
@@ -129,7 +133,7 @@ class TorchLearner:
         if step >= 0:
             return cls._resumed(config, run_dir, run_id, folder, device, step, write_snapshot, group, keep_base)
         policy, initial = first_policy(config, run_dir, folder, device, group, gold, keep_base)
-        state = checkpoint.LearnerState(0, "", initial, config_digest(config), run_id)
+        state = checkpoint.LearnerState(0, "", initial, config_digest(config), run_id, model_digest(folder))
         reference = reference_of(policy, config, run_dir, folder, initial, group)
         return cls(config, run_dir, run_id, policy, state, write_snapshot, reference, group)
 
@@ -153,6 +157,7 @@ class TorchLearner:
             raise UserError(f"the checkpoints in {run_dir} must be of run {run_id}, they are of run {state.run_id}")
         if state.config_digest != config_digest(config):
             LOG.warning("model or learning settings differ from those the checkpoint of step %d was made with", step)
+        together(ranks, lambda: require_same_model(folder, state.model_digest, step))
         initial = state.initial_weights_hash
         policy = resumed_policy(config, run_dir, folder, device, group, initial, keep_base)
         reference = reference_of(policy, config, run_dir, folder, initial, group)
@@ -172,6 +177,11 @@ class TorchLearner:
     @property
     def initial_weights_hash(self) -> str:
         return self._state.initial_weights_hash
+
+    @property
+    def policy(self) -> PolicyModel:
+        """The model that is trained; its weights change in ``train_step`` only, in place."""
+        return self._policy
 
     async def audit(self, batch: BatchReply) -> tuple[RowAudit, ...]:
         """Of at most ``Config.audited_rows`` rows; the weights are the same before and after."""
@@ -271,24 +281,22 @@ class TorchLearner:
         batch = form_training_batch(reply, self._rules)
         if batch.unusable_rows:
             LOG.warning("step %d: %d rows cannot be trained on and are left out", reply.step, batch.unusable_rows)
-        statistics = run_updates(batch, self._policy, self._reference, self._optimizer, self._settings, self._ranks)
+        try:
+            statistics = run_updates(
+                batch, self._policy, self._reference, self._optimizer, self._settings, self._ranks, self._budget
+            )
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(self._budget) from error
+        if statistics["updates"]:
+            require_finite(
+                self._policy.parameters(),
+                f"the weights after step {reply.step}",
+                f"lower learning.lr, which is {self._config.learning.lr:g}, and resume from the newest checkpoint",
+                self._ranks,
+            )
         if statistics["updates_not_finite"]:
             LOG.warning("step %d: an update's gradient was not finite and was skipped", reply.step)
         if statistics["trainable_tokens"] == 0:
             LOG.warning("step %d: no token carries loss, the weights are unchanged", reply.step)
-        statistics |= _batch_statistics(batch)
-        return statistics | {
-            "lr": self._config.learning.lr,
-            "step_s": time.perf_counter() - began_s,
-        }
-
-
-def _batch_statistics(batch: TrainingBatch) -> dict[str, float]:
-    return {
-        "zero_variance_groups": batch.advantages.zero_variance_keys,
-        "single_row_groups": batch.advantages.single_keys,
-        "unusable_rows": batch.unusable_rows,
-        "overlong_rows": batch.overlong_rows,
-        "dropped_rows": batch.dropped_rows,
-        "aged_tokens": batch.aged_tokens,
-    }
+        statistics |= batch.counts
+        return statistics | {"lr": self._config.learning.lr, "step_s": time.perf_counter() - began_s}

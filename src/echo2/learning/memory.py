@@ -23,8 +23,8 @@ from echo2.learning.packing import MicroBatch, pack
 if TYPE_CHECKING:
     from echo2.learning.policy_model import PolicyModel
 
-SHORT_PROBE, LONG_PROBE = 32, 96
-"""Tokens of the two passes whose difference is what a token keeps."""
+LONG_PROBE = 96
+"""Tokens of the longer of two passes whose difference is what a token keeps; fewer where a model has no more places."""
 ROOM_SHARE = 0.7
 """Of the free memory, for what is kept: the backward pass makes gradients beside it."""
 MEMORY_FACTS = Path("/proc/meminfo")
@@ -86,8 +86,10 @@ def free_bytes() -> int | None:
 
 def kept_bytes_per_token(policy: PolicyModel) -> float:
     """Bytes that one more token of a micro-batch has the forward pass keep for the backward pass."""
-    kept = [_kept_bytes(policy, tokens) for tokens in (SHORT_PROBE, LONG_PROBE)]
-    return (kept[1] - kept[0]) / (LONG_PROBE - SHORT_PROBE)
+    places = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None) or LONG_PROBE
+    long = min(LONG_PROBE, places)
+    short = max(1, long // 3)
+    return (_kept_bytes(policy, long) - _kept_bytes(policy, short)) / max(1, long - short)
 
 
 def _kept_bytes(policy: PolicyModel, tokens: int) -> int:

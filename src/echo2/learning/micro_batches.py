@@ -17,28 +17,27 @@ from echo2.learning.packing import MicroBatch, empty_micro_batch, pack
 from echo2.learning.policy_model import PolicyModel
 from echo2.learning.ranks import Ranks, everyones
 from echo2.learning.shares import share_of
+from echo2.learning.shortage import Budget
 
 LOG = logging.getLogger(__name__)
 
 
 def micro_batches(
-    policy: PolicyModel, rows: Sequence[TrainingRow], budget: int, ranks: Ranks, *, share_prefixes: bool
+    policy: PolicyModel, rows: Sequence[TrainingRow], budget: Budget, ranks: Ranks, *, share_prefixes: bool
 ) -> list[MicroBatch]:
-    """This rank's part of the update's rows, on the policy's device. Raises UserError on all ranks alike.
-
-    budget: ``learning.micro_batch_tokens``.
-    """
+    """This rank's part of the update's rows, on the policy's device. Raises UserError on all ranks alike."""
     own = share_of(rows, ranks.rank, ranks.world)
 
     def packed(tokens: int) -> list[MicroBatch]:
         return pack(own, budget=tokens, share_prefixes=share_prefixes, pairs_per_token=policy.pairs_per_token)
 
-    micros = packed(budget)
+    micros = packed(budget.tokens)
     told = ranks.gather(msgspec.msgpack.encode(room_of(policy, micros, ranks.here)))
-    fits = budget_that_fits([msgspec.msgpack.decode(room, type=Room) for room in told], budget)
-    if fits < budget:
+    fits = budget_that_fits([msgspec.msgpack.decode(room, type=Room) for room in told], budget.tokens)
+    if fits < budget.tokens:
+        budget.splits += 1
         LOG.warning(
-            "learning.micro_batch_tokens is %d; memory has room for %d, so micro-batches are split", budget, fits
+            "micro-batches may have %d tokens; memory has room for %d now, so they are split", budget.tokens, fits
         )
         micros = packed(fits)
     empty = max(everyones(ranks, len(micros))) - len(micros)

@@ -5,6 +5,7 @@ Invariant: the reference model is version 0, whose hash every checkpoint records
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,8 +21,10 @@ from echo2.durable import ASIDE, sync_folder
 from echo2.errors import IntegrityError, UserError
 from echo2.learning.checkpoint import write_safetensors
 from echo2.learning.gathering import gathered, whole_shapes
-from echo2.learning.policy_model import PolicyModel, load_causal_lm, own_rows
+from echo2.learning.loading import load_causal_lm
+from echo2.learning.policy_model import PolicyModel, own_rows
 from echo2.learning.ranks import ONE_RANK, Ranks, rows_of, together
+from echo2.learning.soundness import require_finite
 from echo2.learning.warm_start import GoldBatches, warm_start
 from echo2.learning.weights import weights_hash
 
@@ -35,6 +38,8 @@ CHECKPOINT_FOLDER = "checkpoints"
 
 INITIAL_WEIGHTS = "initial.safetensors"
 """Beside the checkpoints, where a warm start made version 0 differ from the model directory."""
+
+_VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
 
 
 def set_threads(config: Config, device: torch.device) -> None:
@@ -72,8 +77,11 @@ def _whole_model(
 ) -> M:
     learning = config.learning
     dtype = torch.float64 if learning.compute_dtype == "float64" else torch.float32
+    model = load_causal_lm(folder, device, dtype)
+    remedy = f"copy or download the model in {folder} again, or choose another"
+    require_finite(dict(model.named_parameters()), "the weights of model.path", remedy)
     return make(
-        load_causal_lm(folder, device, dtype),
+        model,
         compute_dtype=learning.compute_dtype,
         logits_chunk_tokens=learning.logits_chunk_tokens,
         activation_checkpointing=learning.activation_checkpointing,
@@ -126,7 +134,8 @@ def reference_model(
     reference.model.requires_grad_(False)
     kept = run_dir / CHECKPOINT_FOLDER / INITIAL_WEIGHTS
     if ranks.broadcast(b"kept" if kept.is_file() else b""):
-        together(ranks, lambda: install_initial(reference.stored(), kept, ranks))
+        as_what, remedy = "the reference of the KL term", "bring the file back, or set learning.kl_beta to 0"
+        together(ranks, lambda: install_initial(reference.stored(), kept, ranks, needed_as=as_what, remedy=remedy))
     if _hash(reference, ranks) != initial_weights_hash:
         raise IntegrityError(
             f"the reference of the KL term must be version 0 of this run, but the weights in {folder} have changed:"
@@ -168,6 +177,23 @@ def config_digest(config: Config) -> str:
     return blake3((config.model.model_dump_json() + learning + lora).encode()).hexdigest()
 
 
+def model_digest(folder: Path) -> str:
+    """Of config.json, apart from what other versions of transformers write differently."""
+    given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return blake3(
+        json.dumps({k: v for k, v in given.items() if k not in _VOLATILE}, sort_keys=True).encode()
+    ).hexdigest()
+
+
+def require_same_model(folder: Path, digest: str, step: int) -> None:
+    """Raises IntegrityError where the weights of a checkpoint were trained under another config.json."""
+    if digest not in ("", model_digest(folder)):
+        raise IntegrityError(
+            f"{folder / 'config.json'} must be the one that the checkpoint of step {step} was trained with, and it"
+            " differs: bring the run's own model directory back"
+        )
+
+
 def read_rows(file: Any, name: str, target: Tensor, ranks: Ranks) -> None:
     """Overwrite this rank's part of ``target`` with its rows from an open safetensors file, on every rank alike."""
     own = own_rows(target)
@@ -178,7 +204,7 @@ def read_rows(file: Any, name: str, target: Tensor, ranks: Ranks) -> None:
 
 
 @torch.no_grad()
-def install_initial(targets: Mapping[str, Tensor], path: Path, ranks: Ranks) -> None:
+def install_initial(targets: Mapping[str, Tensor], path: Path, ranks: Ranks, *, needed_as: str, remedy: str) -> None:
     """Let a model's tensors be version 0 as a warm start left it. Raises IntegrityError."""
     try:
         with safe_open(path, "pt") as file:
@@ -187,9 +213,7 @@ def install_initial(targets: Mapping[str, Tensor], path: Path, ranks: Ranks) -> 
             for name, target in targets.items():
                 read_rows(file, name, target, ranks)
     except (OSError, SafetensorError) as error:
-        raise IntegrityError(
-            f"{path}, version 0 of this run, must be readable, got: {error}: bring the file back"
-        ) from error
+        raise IntegrityError(f"{path}, {needed_as}, must be readable, got: {error}: {remedy}") from error
 
 
 def _keep_initial(path: Path, policy: PolicyModel, ranks: Ranks) -> None:

@@ -13,8 +13,9 @@ replies meet each other in a dense mask, a game's turns above all), each row has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ class MicroBatch:
     tokens: Tensor
     """[B, L] int64"""
     positions: Tensor
-    """[B, L] int64"""
+    """[B, L] int64; without a mask they go on through padding, as of one sequence"""
     visible: Tensor | None
     """[B, 1, L, L] bool, query by key; None where each sheet has one branch: causal attention says it all"""
     real: Tensor
@@ -74,6 +75,8 @@ class MicroBatch:
     """[T] bool"""
     nucleus: Tensor
     """[T] bool"""
+    members: tuple[TrainingRow, ...]
+    """[N] the rows, in the order of their targets"""
     lengths: Tensor
     """[N] int64 targets of each row, at least 1; a row's targets are neighbours, in token order"""
     group: Tensor
@@ -88,8 +91,8 @@ class MicroBatch:
         return self.lengths.numel()
 
     def to(self, device: torch.device) -> MicroBatch:
-        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
-        return MicroBatch(**moved)
+        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
 
 def pack(
@@ -193,7 +196,11 @@ def _sheet(rows: Sequence[TrainingRow], shared: int) -> Sheet:
 
 def _micro_batch(sheets: Sequence[Sheet]) -> MicroBatch:
     shape = (len(sheets), max(len(sheet.tokens) for sheet in sheets))
-    tokens, positions, real = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    tokens, real = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    shared = any(sheet.branches > 1 for sheet in sheets)
+    # Padding comes last, so nothing real sees it and causal attention needs no mask, which would be quadratic: but
+    # positions that begin again at 0 would be taken for another sequence, and masked as one.
+    positions = np.zeros(shape, np.int64) if shared else np.tile(np.arange(shape[1]), (shape[0], 1))
     branch = np.full(shape, -1, np.int64)
     for i, sheet in enumerate(sheets):
         length = len(sheet.tokens)
@@ -201,7 +208,6 @@ def _micro_batch(sheets: Sequence[Sheet]) -> MicroBatch:
         real[i, :length] = 1
     rows = [row for sheet in sheets for row in sheet.rows]
     counts = [row.targets for row in rows]
-    shared = any(sheet.branches > 1 for sheet in sheets)
 
     def per_target(values: Sequence[float | bool], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype).repeat_interleave(torch.tensor(counts))
@@ -220,6 +226,7 @@ def _micro_batch(sheets: Sequence[Sheet]) -> MicroBatch:
         known=per_target([row.behaviour is not None for row in rows], torch.bool),
         current=per_target([row.current for row in rows], torch.bool),
         nucleus=per_target([row.nucleus for row in rows], torch.bool),
+        members=tuple(rows),
         lengths=torch.tensor(counts),
         group=torch.tensor([row.group for row in rows]),
     )

@@ -8,20 +8,16 @@ where that changes nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from math import inf
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as computed_again
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from echo2.errors import ConfigError, UserError
 from echo2.learning.accounting import ModelFlops, model_flops, peak_flops
@@ -29,19 +25,25 @@ from echo2.learning.batch import TrainingRow
 from echo2.learning.logprobs import sampled_logprobs
 from echo2.learning.memory import kept_bytes_per_token
 from echo2.learning.packing import MicroBatch, pack
+from echo2.learning.shortage import Watch, release
 from echo2.learning.weights import stored_tensors
-from echo2.transport.model_folder import check_links, weight_files
 
 LOG = logging.getLogger(__name__)
 
 LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 """Of a chunk's float32 logits, where no size is configured: enough rows for the matrix product to run at full speed."""
+MASK_ROWS = 16
 AGREEMENT = 1e-3
 """Largest difference in a log-prob between two ways of computing it in float32 that still counts as rounding."""
 
 
 class Scores(Protocol):
     """What a reference is asked for."""
+
+    @property
+    def watch(self) -> Watch: ...
+
+    def break_off(self) -> None: ...
 
     def logprobs(self, micro: MicroBatch) -> tuple[Tensor, Tensor]: ...
 
@@ -69,8 +71,11 @@ class PolicyModel:
         self._weights_dtype: torch.dtype = next(model.parameters()).dtype
         self._run: Callable[[MicroBatch], tuple[Tensor, Tensor]] = self.compute_here
         self._body: nn.Module = model.base_model
-        self._head: nn.Module = model.get_output_embeddings()
-        self.vocabulary = int(self._head.weight.shape[0])
+        self.head: nn.Module = model.get_output_embeddings()
+        self.vocabulary = int(self.head.weight.shape[0])
+        self.watch = Watch()
+        """Of memory that runs out in its passes."""
+        self._let_go: Callable[[], None] = _nothing_held
         place = (computes_on or self.device).type
         self._chunk = logits_chunk_tokens or max(1, LOGITS_BYTES[place] // (4 * self.vocabulary))
         self.compute_dtype = self._weights_dtype
@@ -89,9 +94,16 @@ class PolicyModel:
             self.kept_bytes_per_token = _kept_with_checkpointing(self)
             _compute_blocks_again(model)
 
-    def split(self, logprobs: Callable[[MicroBatch], tuple[Tensor, Tensor]], device: torch.device) -> None:
-        """From now on several ranks hold the weights, on ``device``; ``logprobs`` makes them whole around each pass."""
+    def split(
+        self,
+        logprobs: Callable[[MicroBatch], tuple[Tensor, Tensor]],
+        device: torch.device,
+        let_go: Callable[[], None],
+    ) -> None:
+        """From now on several ranks hold the weights, on ``device``; ``logprobs`` makes them whole around each pass,
+        and ``let_go`` ends a pass that has no backward pass."""
         self._run = logprobs
+        self._let_go = let_go
         self._autocasts = False  # what holds the weights casts them
         self.device = device
 
@@ -105,17 +117,35 @@ class PolicyModel:
 
     def compute_here(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """``logprobs`` with weights that are whole."""
+        return self.read_off(micro, self.hidden(micro))
+
+    def hidden(self, micro: MicroBatch) -> Tensor:
+        """[B, L, H] last hidden states."""
         with torch.autocast(self.device.type, dtype=self.compute_dtype, enabled=self._autocasts):
-            hidden = self._body(
+            found: Tensor = self._body(
                 input_ids=micro.tokens,
-                attention_mask=micro.real if micro.visible is None else _additive(micro.visible, self.compute_dtype),
+                attention_mask=None if micro.visible is None else _additive(micro.visible, self.compute_dtype),
                 position_ids=micro.positions,
                 use_cache=False,
             ).last_hidden_state
+        return found
+
+    def read_off(self, micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of the micro-batch's targets from last hidden states."""
         wanted = hidden[micro.sheet, micro.source]
-        bias = getattr(self._head, "bias", None)
-        weight: Tensor = self._head.weight  # type: ignore[assignment]
+        if self._autocasts and wanted.is_cuda:
+            # Norms leave float32 under autocast, and a product with the vocabulary is far too dear in it.
+            wanted = wanted.to(self.compute_dtype)
+        bias = getattr(self.head, "bias", None)
+        weight: Tensor = self.head.weight  # type: ignore[assignment]
         return sampled_logprobs(wanted, weight, bias, micro.target, micro.temperature, chunk=self._chunk)
+
+    def break_off(self) -> None:
+        """Drop what a pass left whose backward pass will not come, on every rank."""
+        for parameter in self.parameters().values():
+            parameter.grad = None
+        self._let_go()
+        release(self.device)
 
     @cached_property
     def kept_bytes_per_token(self) -> float:
@@ -181,6 +211,9 @@ class PolicyModel:
         return torch.cat([self.logprobs(micro.to(self.device))[0] for micro in micros])
 
 
+def _nothing_held() -> None: ...
+
+
 def own_rows(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor that is split over ranks; any other tensor as it is."""
     own: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -194,8 +227,11 @@ def whole(value: Tensor) -> Tensor:
 
 
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as the attention kernels add it, made once: of a boolean one every layer makes and keeps its own."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -inf)
+    """[B, 1, L, L] the mask as the attention kernels add it, made once: of a boolean one every layer makes and keeps
+    its own. Rows begin at multiples of ``MASK_ROWS`` elements, as GPU kernels ask: else every layer copies it too."""
+    *rows, length = visible.shape
+    padded = torch.zeros(*rows, -(-length // MASK_ROWS) * MASK_ROWS, dtype=dtype, device=visible.device)
+    return padded[..., :length].masked_fill_(~visible, -inf)
 
 
 def blocks_of(model: Any) -> list[nn.Module]:
@@ -223,31 +259,6 @@ def _kept_with_checkpointing(policy: PolicyModel) -> float:
     return kept_bytes_per_token(policy) / blocks + float(blocks * width * policy.compute_dtype.itemsize)
 
 
-def load_causal_lm(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
-    """The directory's model in ``dtype``. Raises UserError when it is none.
-
-    Never runs code from the directory, nor follows a name or a link out of it (E03).
-    """
-    files = weight_files(folder)
-    check_links(folder)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
-        )
-    except SafetensorError as error:
-        raise UserError(
-            f"{_broken_among(files) or folder} must be a whole safetensors file, got: {_in_one_line(error)};"
-            " copy or download it again"
-        ) from error
-    except Exception as error:  # what is wrong in a configuration comes out as any type, from deep inside
-        raise UserError(
-            f"the model in {folder} must load as a causal language model, got: {_in_one_line(error)};"
-            " choose another model, or bring its original files back"
-        ) from error
-    return model.to(device)
-
-
 def pick_device(name: str) -> torch.device:
     """`auto` is the first GPU where there is one. Raises ConfigError for a device this machine lacks."""
     if name == "auto":
@@ -259,21 +270,6 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"learning.device is {name!r}, but this machine has {torch.cuda.device_count()} CUDA devices")
     return device
-
-
-def _broken_among(files: Sequence[Path]) -> Path | None:
-    """The file that safetensors does not open: its errors do not say."""
-    for file in files:
-        try:
-            with safe_open(file, "pt"):
-                pass
-        except SafetensorError:
-            return file
-    return None
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".:;") or type(error).__name__
 
 
 def _supported(name: str, device: torch.device) -> torch.dtype:

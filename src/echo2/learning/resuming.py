@@ -17,7 +17,8 @@ from echo2.learning.frozen import FrozenState
 from echo2.learning.opening import install, require_same
 from echo2.learning.optimizer import blank_moments, load_optimizer, optimizer_tensors
 from echo2.learning.policy_model import PolicyModel
-from echo2.learning.ranks import together
+from echo2.learning.ranks import ONE_RANK, together
+from echo2.learning.soundness import require_finite
 
 if TYPE_CHECKING:
     from echo2.learning.torch_ranks import Group
@@ -34,13 +35,16 @@ def keep(root: Path, held: FrozenState, group: Group | None) -> None:
 
 
 def restore(policy: PolicyModel, optimizer: torch.optim.Optimizer, root: Path, step: int, group: Group | None) -> None:
-    """Raises IntegrityError."""
+    """Raises IntegrityError, and UserError for weights that are not finite."""
     if group is not None:
         _restore_rows(policy, optimizer, root, step, group)
-        return
-    saved = checkpoint.load(root, step)
-    install(policy, saved.weights, f"the checkpoint of step {step}")
-    load_optimizer(optimizer, policy.parameters(), saved.optimizer)
+    else:
+        saved = checkpoint.load(root, step)
+        install(policy, saved.weights, f"the checkpoint of step {step}")
+        load_optimizer(optimizer, policy.parameters(), saved.optimizer)
+    ranks = ONE_RANK if group is None else group.steps
+    remedy = f"remove {checkpoint.folder_of(root, step)} for an older one"
+    require_finite(policy.parameters(), f"the weights in the checkpoint of step {step}", remedy, ranks)
 
 
 def _restore_rows(policy: PolicyModel, optimizer: torch.optim.Optimizer, root: Path, step: int, group: Group) -> None:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
@@ -29,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from echo2.errors import DiskFull, IntegrityError
 from echo2.learning import checkpoint
 from echo2.learning.frozen import FrozenState
-from echo2.learning.ranks import together
+from echo2.learning.ranks import Ranks, together
 from echo2.learning.sharding import like
 from echo2.learning.torch_ranks import Group, first_line
 from echo2.learning.weights import Kind
@@ -52,7 +53,20 @@ def save(root: Path, held: FrozenState, group: Group) -> None:
         if ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)  # a full disk wants its bytes back
         raise
-    together(ranks, lambda: checkpoint.finish(root, state) if ranks.rank == 0 else None)
+    digests = _digests(partial, ranks)
+    together(ranks, lambda: checkpoint.finish(root, state, digests) if ranks.rank == 0 else None)
+
+
+def _digests(folder: Path, ranks: Ranks) -> dict[str, str]:
+    """Of all files with tensors: each rank reads its share of them."""
+
+    def own() -> dict[str, str]:
+        with checkpoint.readable(folder):
+            names = sorted(path.name for path in folder.glob("*.safetensors"))
+            return {name: checkpoint.digest_of(folder / name) for name in names[ranks.rank :: ranks.world]}
+
+    told = ranks.gather(msgspec.msgpack.encode(together(ranks, own)))
+    return {name: digest for one in told for name, digest in msgspec.msgpack.decode(one, type=dict[str, str]).items()}
 
 
 def kinds_in(folder: Path) -> dict[str, Kind]:
@@ -77,6 +91,8 @@ def read_whole(folder: Path) -> dict[str, Tensor]:
 
 def read_into(folder: Path, tensors: Mapping[str, Tensor], group: Group) -> None:
     """Every rank calls it and gets its own rows of each tensor, in place. Raises IntegrityError."""
+    ranks = group.steps
+    together(ranks, lambda: checkpoint.verify(folder, ranks.rank, ranks.world))
     with _told(folder):
         reader = HuggingFaceStorageReader(str(folder))
         load_parts(dict(tensors), storage_reader=reader, process_group=group.steps.group)

@@ -7,6 +7,7 @@ divided by the tokens of all of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from echo2.learning.guarded import Guards
 from echo2.learning.packing import MicroBatch
 from echo2.learning.policy_model import PolicyModel, blocks_of
 
@@ -22,10 +24,10 @@ from echo2.learning.policy_model import PolicyModel, blocks_of
 class _Whole(nn.Module):
     """The outermost module of a pass: log-probs are computed inside, where the output embedding is whole too."""
 
-    def __init__(self, policy: PolicyModel) -> None:
+    def __init__(self, policy: PolicyModel, compute: Callable[[MicroBatch], tuple[Tensor, Tensor]]) -> None:
         super().__init__()
         self.model = policy.model
-        self._compute = policy.compute_here
+        self._compute = compute
 
     def forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         return self._compute(micro)
@@ -38,9 +40,11 @@ def shard(policy: PolicyModel, mesh: DeviceMesh, device: torch.device) -> None:
     weights = next(policy.model.parameters()).dtype
     half = policy.compute_dtype if policy.compute_dtype != weights else None
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=weights)
+    guards = Guards(policy.watch, device)
     for block in blocks_of(policy.model):
+        guards.around(block)
         fully_shard(block, mesh=mesh, mp_policy=precision)
-    whole = _Whole(policy)
+    whole = _Whole(policy, guards.whole(policy.hidden, policy.read_off, policy.head))
     # A micro-batch is handed through as it is: its log-probs are numbers, not activations.
     outer = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=weights, cast_forward_inputs=False)
     root = fully_shard(whole, mesh=mesh, mp_policy=outer)
@@ -57,7 +61,7 @@ def shard(policy: PolicyModel, mesh: DeviceMesh, device: torch.device) -> None:
             root.reshard()
         return found
 
-    policy.split(logprobs, device)
+    policy.split(logprobs, device, root.reshard)
 
 
 def like(own: Tensor, shape: tuple[int, ...], mesh: DeviceMesh) -> Any:

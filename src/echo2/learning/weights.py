@@ -15,6 +15,8 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
+from echo2.errors import UserError
+
 _TORCH_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -76,7 +78,10 @@ def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
 
 
 def as_snapshot(tensors: Tensors, dtype: str) -> dict[str, SnapshotTensor]:
-    """Floating tensors cast to ``dtype`` (round to nearest even), others as they are; one at a time."""
+    """Floating tensors cast to ``dtype`` (round to nearest even), others as they are; one at a time.
+
+    Reading one raises UserError where a weight is beyond what ``dtype`` can hold.
+    """
     made = {}
     for name, kind in tensors.kinds.items():
         cast = _TORCH_TYPES[dtype] if kind.dtype.is_floating_point else kind.dtype
@@ -85,7 +90,15 @@ def as_snapshot(tensors: Tensors, dtype: str) -> dict[str, SnapshotTensor]:
 
 
 def _read_as(tensors: Tensors, name: str, dtype: torch.dtype) -> memoryview:
-    return host_tensor(tensors.read(name).to(dtype)).data
+    exact = tensors.read(name)
+    rounded = exact.to(dtype)
+    if dtype.is_floating_point and bool(torch.isinf(rounded).any()) and not bool(torch.isinf(exact).any()):
+        told = str(dtype).removeprefix("torch.")
+        raise UserError(
+            f"weights must be at most {torch.finfo(dtype).max:.3g} for model.snapshot_dtype {told}, and {name} holds"
+            " larger ones: set model.snapshot_dtype to float32"
+        )
+    return host_tensor(rounded).data
 
 
 def host_tensor(tensor: Tensor) -> HostTensor:

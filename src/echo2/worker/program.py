@@ -47,6 +47,7 @@ from echo2.types import RowStatus, Trajectory
 from echo2.worker.installer import Installer, SnapshotTerms
 from echo2.worker.outbox import Outbox
 from echo2.worker.pulse import Pulse, SteadyPulse
+from echo2.worker.residence import Residence, ResidentEngine
 
 EPISODE_MARGIN_S = 30.0
 """Beyond a lease's own time-out, before a group that does not come back is reported as timed out."""
@@ -78,8 +79,8 @@ class Worker:
     def __init__(
         self,
         transport: Transport,
-        source: SnapshotSource,
-        stock: SnapshotStock,
+        source: SnapshotSource | None,
+        stock: SnapshotStock | None,
         engine: Engine,
         tasks: Mapping[str, Task],
         chat: ChatFormat,
@@ -89,8 +90,10 @@ class Worker:
         options: WorkerOptions,
         pulse: Pulse | None = None,
         judged: Judged = judged_here,
+        resident: ResidentEngine | None = None,
     ) -> None:
-        """pulse: None for a steady one of the options' heartbeat. judged: where tasks score replies."""
+        """pulse: None for a steady one of the options' heartbeat. judged: where tasks score replies.
+        resident: the engine, where whoever owns its weights switches them; then source and stock are None."""
         self._judged = judged
         self._engine = engine
         self._tasks = tasks
@@ -101,10 +104,16 @@ class Worker:
         self._jitter = Random(options.jitter_seed)
         self._line = Line(transport, clock, events, self._jitter, options.orphan_after_s)
         self._drain = Recall()
-        self._installer = Installer(
-            self._line, source, stock, engine, self._drain, clock, events, self._jitter, options.snapshots,
-            self._on_install, options.poll_s,
-        )  # fmt: skip
+        self._installer: Installer | Residence
+        if resident is not None:
+            self._installer = Residence(resident, self._drain, events, self._on_install)
+        else:
+            assert source is not None, "only a resident engine brings nothing"
+            assert stock is not None, "only a resident engine brings nothing"
+            self._installer = Installer(
+                self._line, source, stock, engine, self._drain, clock, events, self._jitter, options.snapshots,
+                self._on_install, options.poll_s,
+            )  # fmt: skip
         self._outbox = Outbox(self._line, spool, self._drain, events, options.orphan_after_s)
         self._finished = False
         self._pulse = pulse or SteadyPulse(options.heartbeat_s, self._jitter)
@@ -181,6 +190,8 @@ class Worker:
         if self.phase is Phase.INSTALLING:
             self.phase = Phase.WORKING
         self._first_install.set()
+        if isinstance(self._installer, Residence):
+            self._pulse.hurry()  # An installer tells by its next question.
 
     # ---- leases ------------------------------------------------------------------------------------------------
 

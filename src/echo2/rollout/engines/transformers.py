@@ -54,7 +54,7 @@ class TransformersEngine:
     def __init__(self, model_dir: Path, *, device: str = "auto", threads: int = 0, dtype: str = "bfloat16") -> None:
         self._device = _pick_device(device)
         self._dtype = dtype
-        self._model = _empty_model(model_dir, self._device, compute_dtype(dtype, self._device))
+        self._model = self._built(model_dir)
         # Entries share storage with the parameters, tied ones under every name: what is copied in is installed.
         self._targets: dict[str, Tensor] = self._model.state_dict()
         self._context = _context_length(self._model.config)
@@ -75,6 +75,9 @@ class TransformersEngine:
         # OpenMP counts threads per calling thread, so the number is set inside the one that computes.
         self._thread = ThreadPoolExecutor(1, "engine", torch.set_num_threads, (threads or own_threads(),))
         self._loader = ThreadPoolExecutor(1, "engine-loader")
+
+    def _built(self, model_dir: Path) -> Any:
+        return empty_model(model_dir, self._device, compute_dtype(self._dtype, self._device))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -240,7 +243,7 @@ def _pick_device(device: str) -> torch.device:
     return chosen
 
 
-def _empty_model(model_dir: Path, device: torch.device, dtype: torch.dtype) -> Any:
+def empty_model(model_dir: Path, device: torch.device, dtype: torch.dtype) -> Any:
     """The architecture with weights to be overwritten; buffers that are computed (rotary tables) are real."""
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)

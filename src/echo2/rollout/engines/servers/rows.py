@@ -16,12 +16,7 @@ import msgspec
 from echo2.data.task import Message
 from echo2.errors import EngineError
 from echo2.rollout.engine import Completion, policy_span
-from echo2.types import FinishReason, Policy, Sampling
-
-LARGEST_LOGPROB = 1e-3
-"""Rounding above 0."""
-SMALLEST_LOGPROB = -9000.0
-"""vLLM writes -9999 for what has no probability; a token that was sampled has some."""
+from echo2.types import LARGEST_LOGPROB, SMALLEST_LOGPROB, FinishReason, Policy, Sampling
 
 
 class OtherWeights(EngineError):
