@@ -43,7 +43,14 @@ MODES: dict[str, dict[str, Any]] = {
     "async": {"run.mode": "async"},
     "S=3": {"staleness.budget": 3, "staleness.publish_period": 2},
     "S=4": {"staleness.budget": 4, "staleness.publish_period": 3},
+    "shared": {
+        "run.mode": "sync",
+        "workers.local": 0,
+        "workers.shared_device": True,
+        "rollout.concurrent_groups": 32,
+    },
 }
+"""``shared``: one process that generates and trains in turns, with one copy of the weights."""
 FINAL_SAMPLES = 32
 """Replies to each prompt when version 0 and the last version are compared."""
 CONFIDENCE = 0.95
@@ -57,9 +64,12 @@ class Price(NamedTuple):
 
 
 def prices() -> dict[str, Price]:
-    """By mode: the paper's step times, and what ``experiments/fig3a_cost`` counts for them at the middle prices."""
+    """By mode: the paper's step times, and what ``experiments/fig3a_cost`` counts for them at the middle prices.
+
+    verl's synchronous system generates and trains in turns on the same GPUs, so it is the price of ``shared``, too.
+    """
     found = {}
-    for mode, system in {"sync": "verl sync", "async": "verl async"}.items():
+    for mode, system in {"sync": "verl sync", "async": "verl async", "shared": "verl sync"}.items():
         step_s = fig3a.CENTRAL_STEP_S["8B"][system]
         found[mode] = Price(step_s, step_s / 3600 * fig3a.CENTRAL_GPUS * fig3a.MIDDLE[0])
     for row in common.read(Path(fig3a.__file__).parent)["rows"]:
