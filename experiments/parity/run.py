@@ -113,7 +113,13 @@ def measured(mode: str, seed: int, folder: Path) -> dict[str, Any]:
     own = {"run.name": f"{mode.replace('=', '')}-{seed}", "run.seed": seed, "model.path": str(base)}
     run = training.trained(CONFIG, folder, {**COMMON, "model.warm_start_steps": 0, **own, **MODES[mode]})
     final = training.echo2(
-        "eval", run, "--model", training.exported(run), "--against", base, *_set({"eval.samples": FINAL_SAMPLES})
+        "eval",
+        run,
+        "--model",
+        training.exported(run),
+        "--against",
+        base,
+        *training.overrides({"eval.samples": FINAL_SAMPLES}),
     )
     (compared,) = final["by_task"].values()
     told = read_run(run)
@@ -130,10 +136,6 @@ def measured(mode: str, seed: int, folder: Path) -> dict[str, Any]:
         "measured_s": last.elapsed_s,
         "measured_bubble_ratio": last.bubble_ratio,
     }
-
-
-def _set(settings: Mapping[str, Any]) -> list[str]:
-    return training.overrides(settings)
 
 
 def _mean_of(measures: Mapping[str, Any]) -> float:
