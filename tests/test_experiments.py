@@ -122,6 +122,62 @@ def test_a_case_of_mathematics_is_a_configuration(table: str, case: str, monkeyp
     assert config.tasks[0].options == module.CASES[case].settings.get("tasks.0.options", config.tasks[0].options)
 
 
+def test_parity_follows_from_its_lines_and_every_mode_of_a_seed_began_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    parity = _loaded("parity/run.py", monkeypatch)
+    rows = parity.kept()
+    committed = json.loads((EXPERIMENTS / "parity/summary.json").read_text())
+    assert parity.common.rounded(parity.summary(rows, parity.prices())) == committed
+    assert {row["mode"] for row in rows} == parity.MODES.keys()
+    for seed in {row["seed"] for row in rows}:
+        assert len({row["held_out_first"] for row in rows if row["seed"] == seed}) == 1
+    for row in rows:
+        assert row["staleness_max"] <= {"sync": 0, "async": 1, "S=3": 3, "S=4": 4, "shared": 0}[row["mode"]]
+        assert len(row["batch_reward"]) == parity.STEPS
+    assert "python experiments/parity/run.py" in (EXPERIMENTS / "parity/README.md").read_text()
+
+
+def test_parity_is_judged_seed_by_seed_and_at_equal_usd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seeds end 0.1 and 0.3 above their synchronous runs, whose steps cost twice as much; t of one degree of
+    freedom is 12.706, and the standard error of (0.1, 0.3) is 0.1."""
+    parity = _loaded("parity/run.py", monkeypatch)
+
+    def row(mode: str, seed: int, last: float) -> dict[str, Any]:
+        return {
+            "mode": mode, "seed": seed, "held_out": [[12, last, 48]], "held_out_first": 0.0, "held_out_last": last,
+            "batch_reward": [step / parity.STEPS for step in range(parity.STEPS)], "staleness_mean": 0.0,
+            "staleness_max": 0, "measured_s": 1.0, "measured_bubble_ratio": 0.0,
+        }  # fmt: skip
+
+    rows = [row("sync", 0, 0.5), row("S=3", 0, 0.6), row("sync", 1, 0.4), row("S=3", 1, 0.7), row("S=3", 2, 0.9)]
+    (found,) = parity.summary(rows, {"sync": parity.Price(1.0, 2.0), "S=3": parity.Price(1.5, 1.0)})["against_sync"]
+    for key in ("held_out_more", "held_out_more_over_the_run"):
+        assert found[key] == pytest.approx([0.2, 0.2 - 1.2706, 0.2 + 1.2706], abs=1e-4)
+    assert (found["seeds"], found["usd_less_per_step"], found["steps_at_equal_usd"]) == (2, 0.5, [96, 48])
+    assert found["batch_reward_more"] == pytest.approx([0.0] * 3)
+    assert found["batch_reward_more_at_equal_usd"] == pytest.approx([0.5] * 3)
+
+
+def test_the_steps_of_parity_cost_what_the_papers_systems_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 x 5.07 USD/h for 1508.2 s are 16.99 USD."""
+    prices = _loaded("parity/run.py", monkeypatch).prices()
+    assert prices["sync"] == prices["shared"] == pytest.approx((1508.2, 16.9924), rel=1e-5)
+    assert prices["async"] == pytest.approx((1582.3, 17.8272), rel=1e-5)
+    judged = json.loads((EXPERIMENTS / "fig3a_cost/results.json").read_text())["judged"]
+    counted = [line for line in judged if (line["model"], line["rule"]) == ("8B", "overlapped")]
+    assert {line["staleness_budget"] for line in counted} == {3, 4}
+    for line in counted:
+        assert prices[f"S={line['staleness_budget']}"].step_usd == pytest.approx(line["usd_per_step"], rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "S=3", "S=4", "shared"])
+def test_a_mode_of_parity_is_a_configuration(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parity = _loaded("parity/run.py", monkeypatch)
+    words = parity.training.overrides({**parity.COMMON, "model.warm_start_steps": 0, **parity.MODES[mode]})
+    config = load_config(parity.CONFIG, words[1::2])
+    assert config.staleness_budget == {"sync": 0, "async": 1, "S=3": 3, "S=4": 4, "shared": 0}[mode]
+    assert parity.STEPS % config.publish_period == config.eval.every_steps % config.publish_period == 0
+
+
 def test_a_frozen_model_can_be_named_as_an_opponent_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     table4 = _loaded("table4/run.py", monkeypatch)
     named = table4.opponents(table4.CONDITIONS["mixed"], Path("some where"))

@@ -43,7 +43,14 @@ MODES: dict[str, dict[str, Any]] = {
     "async": {"run.mode": "async"},
     "S=3": {"staleness.budget": 3, "staleness.publish_period": 2},
     "S=4": {"staleness.budget": 4, "staleness.publish_period": 3},
+    "shared": {
+        "run.mode": "sync",
+        "workers.local": 0,
+        "workers.shared_device": True,
+        "rollout.concurrent_groups": 32,
+    },
 }
+"""``shared``: one process that generates and trains in turns, with one copy of the weights."""
 FINAL_SAMPLES = 32
 """Replies to each prompt when version 0 and the last version are compared."""
 CONFIDENCE = 0.95
@@ -57,9 +64,12 @@ class Price(NamedTuple):
 
 
 def prices() -> dict[str, Price]:
-    """By mode: the paper's step times, and what ``experiments/fig3a_cost`` counts for them at the middle prices."""
+    """By mode: the paper's step times, and what ``experiments/fig3a_cost`` counts for them at the middle prices.
+
+    verl's synchronous system generates and trains in turns on the same GPUs, so it is the price of ``shared``, too.
+    """
     found = {}
-    for mode, system in {"sync": "verl sync", "async": "verl async"}.items():
+    for mode, system in {"sync": "verl sync", "async": "verl async", "shared": "verl sync"}.items():
         step_s = fig3a.CENTRAL_STEP_S["8B"][system]
         found[mode] = Price(step_s, step_s / 3600 * fig3a.CENTRAL_GPUS * fig3a.MIDDLE[0])
     for row in common.read(Path(fig3a.__file__).parent)["rows"]:
@@ -103,7 +113,13 @@ def measured(mode: str, seed: int, folder: Path) -> dict[str, Any]:
     own = {"run.name": f"{mode.replace('=', '')}-{seed}", "run.seed": seed, "model.path": str(base)}
     run = training.trained(CONFIG, folder, {**COMMON, "model.warm_start_steps": 0, **own, **MODES[mode]})
     final = training.echo2(
-        "eval", run, "--model", training.exported(run), "--against", base, *_set({"eval.samples": FINAL_SAMPLES})
+        "eval",
+        run,
+        "--model",
+        training.exported(run),
+        "--against",
+        base,
+        *training.overrides({"eval.samples": FINAL_SAMPLES}),
     )
     (compared,) = final["by_task"].values()
     told = read_run(run)
@@ -120,10 +136,6 @@ def measured(mode: str, seed: int, folder: Path) -> dict[str, Any]:
         "measured_s": last.elapsed_s,
         "measured_bubble_ratio": last.bubble_ratio,
     }
-
-
-def _set(settings: Mapping[str, Any]) -> list[str]:
-    return training.overrides(settings)
 
 
 def _mean_of(measures: Mapping[str, Any]) -> float:

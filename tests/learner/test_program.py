@@ -60,6 +60,7 @@ class Desk:
         self.missing: tuple[str, ...] = ()
         self.audits: list[tuple[RowAudit, ...]] = []
         """Of each report."""
+        self.stats: list[dict[str, float]] = []
 
     async def call(self, request: Request) -> Reply:
         await asyncio.sleep(0.01)
@@ -95,6 +96,7 @@ class Desk:
     def _report(self, request: ReportStep) -> StepAccepted:
         self._say(f"report {request.step}")
         self.audits.append(request.audits)
+        self.stats.append(dict(request.stats))
         done = request.step + 1
         return StepAccepted(Policy(0, done), done % self.publish_period == 0, done >= self.steps)
 
@@ -207,6 +209,52 @@ def test_a_publish_travels_beside_the_next_step_and_a_second_one_waits_for_it() 
     assert published == [Policy(0, 0), Policy(0, 2), Policy(0, 4), Policy(0, 6)]
     assert said.index("published 0.2") > said.index("report 3")
     assert said.index("published 0.2") < said.index("durable 4")
+
+
+def test_what_a_snapshot_takes_of_training_is_told_with_the_next_step() -> None:
+    """The copy, and the wait for a publish that is still under way; nothing else."""
+
+    async def main() -> list[dict[str, float]]:
+        setting = Setting(Desk(steps=6), upload_s=35.0)
+        real = setting.learner.freeze
+
+        async def freeze() -> Frozen:
+            await asyncio.sleep(3.0)
+            return await real()
+
+        setting.learner.freeze = freeze  # type: ignore[method-assign]
+        await setting.program.run()
+        return setting.desk.stats
+
+    stats = run_virtual(main())
+    assert [told["snapshot_s"] for told in stats] == pytest.approx([0, 0, 3, 0, 3, 0])
+    waits = [told["publish_wait_s"] for told in stats]
+    assert waits[:4] == pytest.approx([0, 0, 0, 0])
+    assert 10 < waits[4] < 20, "of 35 s of upload two steps of 10 s passed beside training"
+
+
+def test_training_goes_on_while_a_snapshot_is_encoded() -> None:
+    async def main() -> list[str]:
+        setting = Setting(Desk(steps=7, publish_period=3))
+        packed = asyncio.Event()
+        real = setting.packer.delta
+
+        async def delta(manifest: Manifest, folder: Path) -> tuple[Manifest, Path] | None:
+            if manifest.policy.version == 3:
+                await packed.wait()
+            return await real(manifest, folder)
+
+        async def release() -> None:
+            while "report 5" not in setting.desk.said:
+                await asyncio.sleep(1.0)
+            packed.set()
+
+        setting.packer.delta = delta  # type: ignore[method-assign]
+        await asyncio.gather(setting.program.run(), release())
+        return setting.desk.said
+
+    said = run_virtual(main())
+    assert said.index("report 5") < said.index("published 0.3") < said.index("published 0.6")
 
 
 def test_resumed_weights_are_published_before_the_first_batch_is_asked_for() -> None:

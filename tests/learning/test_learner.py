@@ -174,6 +174,37 @@ async def test_a_frozen_step_is_saved_and_published_as_it_was_beside_the_next_st
     assert same(weights(resumed), at_one)
 
 
+async def test_training_goes_on_while_neither_checkpoint_nor_snapshot_can_be_written(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the copy to host memory is between two steps: encoding, hashing and writing are beside them."""
+    go_on = threading.Event()
+    learner = open_learner(config, tmp_path)
+    await learner.train_step(some_batch())
+    at_one = weights(learner)
+    real = learner._writer
+
+    def held(*given: Any, **named: Any) -> Any:
+        assert go_on.wait(20)
+        return real(*given, **named)
+
+    learner._writer = held
+    write_all = checkpoint.write_all
+    monkeypatch.setattr(checkpoint, "write_all", lambda *given: go_on.wait(20) and write_all(*given))
+    frozen = await learner.freeze()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as beside:
+        saving = beside.create_task(learner.save_checkpoint(frozen))
+        writing = beside.create_task(learner.write_snapshot(0, frozen))
+        for step in (1, 2):
+            await learner.train_step(some_batch(step))
+        assert not saving.done() and not writing.done()
+        go_on.set()
+    assert learner.step == 3
+    resumed = open_learner(config, tmp_path, resume=True)
+    assert resumed.step == 1
+    assert same(weights(resumed), at_one)
+
+
 async def test_weights_cannot_be_frozen_inside_a_step(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

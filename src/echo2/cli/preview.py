@@ -39,6 +39,7 @@ def preview(config: Config) -> dict[str, Any]:
         "objective": learning.objective,
         "lr": learning.lr,
         "local_workers": config.workers.local,
+        "shared_device": config.workers.shared_device,
         "pools": [pool.kind for pool in config.pools],
         "usd_per_h": config.provisioning.learner_usd_per_h + config.workers.local * config.workers.usd_per_h,
         "config_digest": config_digest(config),
@@ -73,6 +74,7 @@ def preview_text(plan: Mapping[str, Any]) -> str:
 
 
 def _workers(plan: Mapping[str, Any]) -> str:
-    cost = f"{plan['local_workers']} local, {plan['usd_per_h']:g} USD/h with the learner"
+    who = "the learner's own device, in turns" if plan["shared_device"] else f"{plan['local_workers']} local"
+    cost = f"{who}, {plan['usd_per_h']:g} USD/h with the learner"
     pools = plan["pools"]
     return f"{cost} and without the pool{'s' * (len(pools) > 1)} ({', '.join(pools)})" if pools else cost

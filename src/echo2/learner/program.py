@@ -10,7 +10,8 @@ order (PROTOCOL §1); resumed weights are published before the first batch is as
 | steps   | batches  | P admissible groups | workers' groups, a stop     | one report per step                 |
 | publish | a step   | disk, then the line | the coordinator's answers   | a durable checkpoint and a snapshot |
 
-A publish is frozen before the next step begins and travels beside it; a second one waits for the first. After a crash
+A publish is frozen before the next step begins and travels beside it; a second one waits for the first. What of this
+held training up is told with the next step: ``snapshot_s``, ``publish_wait_s``. After a crash
 nothing is special: the step that the weights hold is attached, and the batches after it are asked for again.
 """
 
@@ -158,6 +159,7 @@ class LearnerProgram:
 
     async def _steps(self, life: asyncio.TaskGroup) -> None:
         """Consumes batches; waits for P admissible groups; unblocked by workers or a stop; produces step reports."""
+        held_up = {"publish_wait_s": 0.0, "snapshot_s": 0.0}
         while not self._stop.called:
             waited_from_s = self._clock.monotonic()
             batch = await self._stop.within(None, "a batch", self._next_batch())
@@ -165,21 +167,30 @@ class LearnerProgram:
                 return
             began_s = self._clock.monotonic()
             audits = await self._learner.audit(batch)
-            stats = await self._learner.train_step(batch)
+            stats = {"audit_s": self._clock.monotonic() - began_s, **held_up}
+            stats |= await self._learner.train_step(batch)
             took_s, waited_s = self._clock.monotonic() - began_s, began_s - waited_from_s
-            report = ReportStep(self._epoch, batch.step, took_s, waited_s, dict(stats), audits)
+            report = ReportStep(self._epoch, batch.step, took_s, waited_s, stats, audits)
             accepted = await self._line.call(report, StepAccepted, patience=self._patience_s)
             self._resident(accepted.policy)
             self._events.emit("step_reported", step=batch.step, policy=str(accepted.policy))
+            held_up = dict.fromkeys(held_up, 0.0)
             if accepted.publish:
-                if self._publishing is not None:
-                    await self._publishing
-                # No name for the frozen copy here: it is as large as the model and must go when it is published.
-                publish = self._publish(accepted.policy, await self._learner.freeze())
-                self._publishing = life.create_task(publish, name=f"publish {accepted.policy}")
-                del publish
+                held_up = await self._begin_publish(life, accepted.policy)
             if accepted.stop:
                 return
+
+    async def _begin_publish(self, life: asyncio.TaskGroup, policy: Policy) -> dict[str, float]:
+        """All that a publish takes of training: waiting for the one before, and a copy to host memory. Seconds."""
+        asked_s = self._clock.monotonic()
+        if self._publishing is not None:
+            await self._publishing
+        begun_s = self._clock.monotonic()
+        # No name for the frozen copy here: it is as large as the model and must go when it is published.
+        publish = self._publish(policy, await self._learner.freeze())
+        self._publishing = life.create_task(publish, name=f"publish {policy}")
+        del publish
+        return {"publish_wait_s": begun_s - asked_s, "snapshot_s": self._clock.monotonic() - begun_s}
 
     async def _next_batch(self) -> BatchReply | None:
         """The batch of the step that comes next; None when the run ends."""

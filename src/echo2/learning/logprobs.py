@@ -38,14 +38,19 @@ def _wide(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
+def _operand(weight: Tensor, hidden: Tensor) -> Tensor:
+    """[V, H] in the type of the products: that of the hidden states on a GPU, whose half-precision products accumulate
+    and return float32; elsewhere the wide one. Cast once for all chunks."""
+    return weight.to(hidden.dtype if hidden.is_cuda else _wide(hidden))
+
+
 def _scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
-    """[C, V] in the wide type. Half-precision products on a GPU accumulate and return float32; elsewhere they are done
-    in it."""
+    """[C, V] in the wide type. weight: as ``_operand`` gives it."""
     wide = _wide(hidden)
-    if hidden.is_cuda and hidden.dtype is not wide:
-        logits = torch.mm(hidden, weight.to(hidden.dtype).T, out_dtype=torch.float32)
+    if weight.dtype is not wide:
+        logits = torch.mm(hidden, weight.T, out_dtype=wide)
     else:
-        logits = torch.mm(hidden.to(wide), weight.to(wide).T)
+        logits = torch.mm(hidden.to(wide), weight.T)
     if bias is not None:
         logits += bias.to(wide)
     return logits.div_(temperature[:, None])
@@ -58,9 +63,10 @@ class _SampledLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logp = torch.empty(targets.shape, dtype=_wide(hidden), device=hidden.device)
         entropy = torch.empty_like(logp)
+        operand = _operand(weight, hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             for piece in _pieces(targets.numel(), chunk):
-                logits = _scaled_logits(hidden[piece], weight, bias, temperature[piece])
+                logits = _scaled_logits(hidden[piece], operand, bias, temperature[piece])
                 log_total = logits.logsumexp(dim=-1)
                 logp[piece] = logits.gather(1, targets[piece, None]).squeeze(1) - log_total
                 # Entropy = log Σe^z - Σ p·z, with p made in place of what is no longer needed.
@@ -79,21 +85,25 @@ class _SampledLogprobs(torch.autograd.Function):
         wide = _wide(hidden)
         grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and wants_bias else None
-        half = hidden.is_cuda and hidden.dtype is not wide
+        operand = _operand(weight, hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             for piece in _pieces(targets.numel(), ctx.chunk):
-                logits = _scaled_logits(hidden[piece], weight, bias, temperature[piece])
+                logits = _scaled_logits(hidden[piece], operand, bias, temperature[piece])
                 scale = grad_logp[piece] / temperature[piece]
                 # d logp/d z = (one-hot - softmax)/T
                 slope = torch.softmax(logits, dim=-1).mul_(-scale[:, None])
                 slope.scatter_add_(1, targets[piece, None], scale[:, None])
                 if grad_bias is not None:
                     grad_bias += slope.sum(dim=0)
-                operand = slope.to(hidden.dtype) if half else slope
+                narrow = slope.to(operand.dtype)
                 if grad_hidden is not None:
-                    grad_hidden[piece] = (operand @ weight.to(operand.dtype)).to(hidden.dtype)
-                if grad_weight is not None:
+                    grad_hidden[piece] = (narrow @ operand).to(hidden.dtype)
+                if grad_weight is None:
+                    continue
+                if operand.dtype is wide:
                     grad_weight.addmm_(slope.T, hidden[piece].to(wide))
+                else:  # a float32 product would take fifteen times as long; chunks still add up in float32
+                    grad_weight += torch.mm(narrow.T, hidden[piece], out_dtype=wide)
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),

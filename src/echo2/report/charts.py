@@ -6,49 +6,22 @@ Invariant: charts are pure functions of the metrics lines; a quantity that was n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
 from echo2.metrics import StepMetrics
-from echo2.report.figure import GRID, INK, SERIES, SHADES, Drawing, draw, smooth, thin
+from echo2.report.chart import Chart, Lines, line
+from echo2.report.figure import INK, SERIES, SHADES, draw, smooth
 from echo2.report.folder import EvalRecord
+from echo2.report.learner_charts import learner_charts
 
 MAX_COLUMNS = 80
 """Columns of the staleness chart; each pools the batches of neighbouring steps."""
 MOST_OF_POOL = 3.0
 """Where the axis of the pool chart ends."""
-
-LEARNER_TITLES = {
-    "kl": ("KL to the initial policy", "nats per token"),
-    "entropy": ("Entropy of the policy", "nats per token"),
-    "clip_share": ("Clipped tokens", "share"),
-    "ratio_mean": ("Mean ratio to the proximal policy", "ratio"),
-    "weight_mean": ("Mean truncated importance weight", "weight"),
-    "grad_norm": ("Gradient norm", "norm"),
-    "loss": ("Loss", "loss"),
-    "sampler_ratio": ("Learner against sampler at the same version", "ratio"),
-    "tokens_per_s": ("Loss-bearing tokens trained in a second", "tokens per s"),
-    "mfu": ("Model FLOPs utilisation", "share of the device's"),
-    "trainable_tokens": ("Loss-bearing tokens of a step", "tokens"),
-}
-LEARNER_TIMES = {
-    "prox_s": "proximal pass",
-    "reference_s": "reference pass",
-    "update_s": "updates",
-    "optimizer_s": "optimizer",
-}
-
-Lines = Sequence[StepMetrics]
-
-
-class Chart(NamedTuple):
-    title: str
-    caption: str
-    drawing: Drawing
 
 
 def charts(lines: Lines, evals: Sequence[EvalRecord], staleness_budget: int | None) -> list[Chart]:
@@ -69,16 +42,8 @@ def charts(lines: Lines, evals: Sequence[EvalRecord], staleness_budget: int | No
         _losses(lines),
         _length(lines),
         *_travel(lines),
-        *_learner(lines),
+        *learner_charts(lines),
     ]
-
-
-def _line(axes: Axes, lines: Lines, value: Callable[[StepMetrics], float | None], **style: object) -> None:
-    points = [(m.step, v) for m in lines if (v := value(m)) is not None and math.isfinite(v)]
-    kept = [points[index] for index in thin([v for _, v in points])]
-    if kept:
-        style = {"marker": "." if len(kept) < 3 else "", **style}
-        axes.plot([step for step, _ in kept], [v for _, v in kept], **style)  # type: ignore[arg-type]
 
 
 def _reward(lines: Lines, evals: Sequence[EvalRecord]) -> Chart:
@@ -87,12 +52,12 @@ def _reward(lines: Lines, evals: Sequence[EvalRecord]) -> Chart:
     smoothed = dict(zip((m.step for m in lines), smooth([m.reward_mean for m in lines], span), strict=True))
 
     def paint(axes: Axes) -> None:
-        _line(axes, lines, lambda m: m.reward_mean, color=SERIES[0], alpha=0.3, linewidth=0.9)
-        _line(axes, lines, lambda m: smoothed[m.step], color=SERIES[0], label=f"smoothed over {span} steps")
+        line(axes, lines, lambda m: m.reward_mean, color=SERIES[0], alpha=0.3, linewidth=0.9)
+        line(axes, lines, lambda m: smoothed[m.step], color=SERIES[0], label=f"smoothed over {span} steps")
         for place, task in enumerate(tasks[:4] if len(tasks) > 1 else []):
             colour = SERIES[2 + place]
             reward = partial(_of_task, "reward_by_task", task)
-            _line(axes, lines, reward, color=colour, linewidth=0.9, label=task)
+            line(axes, lines, reward, color=colour, linewidth=0.9, label=task)
         scored = [(e.version, e.reward_mean) for e in evals if e.reward_mean is not None]
         if scored:
             steps, rewards = zip(*scored, strict=True)
@@ -115,7 +80,7 @@ def _passes(lines: Lines) -> list[Chart]:
     def paint(axes: Axes) -> None:
         for place, task in enumerate(tasks[: len(SERIES)]):
             share = partial(_of_task, "pass_share_by_task", task)
-            _line(axes, lines, share, color=SERIES[place], linewidth=0.9, label=task)
+            line(axes, lines, share, color=SERIES[place], linewidth=0.9, label=task)
         axes.set_ylim(-0.02, 1.02)
 
     return [Chart("Passes", "Share of the rows judged for a step that pass, by task.", draw(paint, unit="share"))]
@@ -123,10 +88,10 @@ def _passes(lines: Lines) -> list[Chart]:
 
 def _staleness(lines: Lines, staleness_budget: int | None) -> Chart:
     def paint(axes: Axes) -> None:
-        _line(axes, lines, lambda m: m.staleness_max, color=SERIES[1], drawstyle="steps-mid", label="largest")
-        _line(axes, lines, lambda m: m.staleness_mean, color=SERIES[0], label="mean")
-        _line(axes, lines, lambda m: m.staleness_bound, color=SERIES[4], linestyle=":", label="plan (7)")
-        _line(axes, lines, lambda m: m.staleness_bound_tight, color=SERIES[2], linestyle="--", label="plan (12)")
+        line(axes, lines, lambda m: m.staleness_max, color=SERIES[1], drawstyle="steps-mid", label="largest")
+        line(axes, lines, lambda m: m.staleness_mean, color=SERIES[0], label="mean")
+        line(axes, lines, lambda m: m.staleness_bound, color=SERIES[4], linestyle=":", label="plan (7)")
+        line(axes, lines, lambda m: m.staleness_bound_tight, color=SERIES[2], linestyle="--", label="plan (12)")
         if staleness_budget is not None:
             axes.axhline(staleness_budget, color=INK, linewidth=0.8, alpha=0.7)
             place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "xytext": (-2, 2)}
@@ -173,8 +138,8 @@ def _bubble(lines: Lines) -> Chart:
         return metrics.idle_s / total_s if total_s > 0 else None
 
     def paint(axes: Axes) -> None:
-        _line(axes, lines, of_step, color=SERIES[0], alpha=0.35, linewidth=0.9)
-        _line(axes, lines, lambda m: m.bubble_ratio, color=SERIES[0])
+        line(axes, lines, of_step, color=SERIES[0], alpha=0.35, linewidth=0.9)
+        line(axes, lines, lambda m: m.bubble_ratio, color=SERIES[0])
         axes.set_ylim(-0.02, 1.02)
 
     caption = (
@@ -185,9 +150,9 @@ def _bubble(lines: Lines) -> Chart:
 
 def _times(lines: Lines) -> Chart:
     def paint(axes: Axes) -> None:
-        _line(axes, lines, lambda m: m.t_train_s, color=SERIES[0], label="T_train")
-        _line(axes, lines, lambda m: m.t_bcast_s, color=SERIES[1], label="T_bcast")
-        _line(axes, lines, lambda m: m.t_bcast_predicted_s, color=SERIES[1], linestyle="--", label="transfer, planned")
+        line(axes, lines, lambda m: m.t_train_s, color=SERIES[0], label="T_train")
+        line(axes, lines, lambda m: m.t_bcast_s, color=SERIES[1], label="T_bcast")
+        line(axes, lines, lambda m: m.t_bcast_predicted_s, color=SERIES[1], linestyle="--", label="transfer, planned")
         axes.set_ylim(bottom=0)
 
     caption = "A training step, and the way of a snapshot from the end of its step to most workers."
@@ -196,10 +161,10 @@ def _times(lines: Lines) -> Chart:
 
 def _pool(lines: Lines) -> Chart:
     def paint(axes: Axes) -> None:
-        _line(axes, lines, lambda m: m.mu_pool_per_s, color=SERIES[0], label="pool")
-        _line(axes, lines, lambda m: m.mu_target_per_s, color=SERIES[1], label="target")
-        _line(axes, lines, lambda m: m.mu_min_per_s, color=SERIES[1], linestyle="--", label="required (2)")
-        _line(axes, lines, lambda m: m.mu_min_overlapped_per_s, color=SERIES[2], linestyle="--", label="required (2')")
+        line(axes, lines, lambda m: m.mu_pool_per_s, color=SERIES[0], label="pool")
+        line(axes, lines, lambda m: m.mu_target_per_s, color=SERIES[1], label="target")
+        line(axes, lines, lambda m: m.mu_min_per_s, color=SERIES[1], linestyle="--", label="required (2)")
+        line(axes, lines, lambda m: m.mu_min_overlapped_per_s, color=SERIES[2], linestyle="--", label="required (2')")
         # Where dissemination nearly fills the period a requirement has no end, and would flatten what there is.
         most = MOST_OF_POOL * max(m.mu_pool_per_s for m in lines)
         axes.set_ylim(0, min(axes.get_ylim()[1], most) if most else None)
@@ -213,7 +178,7 @@ def _pool(lines: Lines) -> Chart:
 
 def _cost(lines: Lines) -> Chart:
     def paint(axes: Axes) -> None:
-        _line(axes, lines, lambda m: m.cost_usd, color=SERIES[2])
+        line(axes, lines, lambda m: m.cost_usd, color=SERIES[2])
         axes.set_ylim(bottom=0)
 
     return Chart("Cost", "Price times time of the learner and of every worker.", draw(paint, unit="USD, cumulative"))
@@ -221,7 +186,7 @@ def _cost(lines: Lines) -> Chart:
 
 def _step_cost(lines: Lines) -> Chart:
     def paint(axes: Axes) -> None:
-        _line(axes, lines, lambda m: m.step_cost_usd, color=SERIES[2])
+        line(axes, lines, lambda m: m.step_cost_usd, color=SERIES[2])
         axes.set_ylim(bottom=0)
 
     return Chart("Cost of a step", "Spent since the step before, waiting included.", draw(paint, unit="USD"))
@@ -229,7 +194,7 @@ def _step_cost(lines: Lines) -> Chart:
 
 def _buffer(lines: Lines) -> Chart:
     def paint(axes: Axes) -> None:
-        _line(axes, lines, lambda m: m.buffered, color=SERIES[0])
+        line(axes, lines, lambda m: m.buffered, color=SERIES[0])
         axes.set_ylim(bottom=0)
 
     caption = "Trajectories admitted and not yet trained on, after each step."
@@ -239,7 +204,7 @@ def _buffer(lines: Lines) -> Chart:
 def _losses(lines: Lines) -> Chart:
     def paint(axes: Axes) -> None:
         for place, state in enumerate(("expired", "refused", "failed")):
-            _line(axes, lines, attrgetter(state), color=SERIES[1 + place], label=state)
+            line(axes, lines, attrgetter(state), color=SERIES[1 + place], label=state)
         axes.set_ylim(bottom=0)
 
     last = lines[-1]
@@ -249,12 +214,12 @@ def _losses(lines: Lines) -> Chart:
 
 def _length(lines: Lines) -> Chart:
     def paint(axes: Axes) -> None:
-        _line(axes, lines, lambda m: m.length_mean, color=SERIES[0], label="mean length")
+        line(axes, lines, lambda m: m.length_mean, color=SERIES[0], label="mean length")
         axes.set_ylim(bottom=0)
         share = axes.twinx()
         share.grid(False)
         share.tick_params(length=0)
-        _line(share, lines, lambda m: m.truncated_share, color=SERIES[1], linewidth=0.9)
+        line(share, lines, lambda m: m.truncated_share, color=SERIES[1], linewidth=0.9)
         share.set_ylim(-0.02, 1.02)
         share.set_ylabel("share cut", fontsize=7.5)
         axes.plot([], [], color=SERIES[1], linewidth=0.9, label="cut at the limit (right)")
@@ -268,8 +233,8 @@ def _travel(lines: Lines) -> list[Chart]:
     if any(m.publish_bytes for m in lines):
 
         def paint_sizes(axes: Axes) -> None:
-            _line(axes, lines, lambda m: m.snapshot_bytes / 1e6, color=SERIES[0], label="snapshot")
-            _line(axes, lines, lambda m: m.publish_bytes / 1e6, color=SERIES[1], label="sent")
+            line(axes, lines, lambda m: m.snapshot_bytes / 1e6, color=SERIES[0], label="snapshot")
+            line(axes, lines, lambda m: m.publish_bytes / 1e6, color=SERIES[1], label="sent")
             axes.set_yscale("log")
 
         caption = "A snapshot, and the delta or anchor that its publish sent."
@@ -277,40 +242,10 @@ def _travel(lines: Lines) -> list[Chart]:
     if any(m.seed_sent_bytes for m in lines):
 
         def paint_senders(axes: Axes) -> None:
-            _line(axes, lines, lambda m: m.seed_sent_bytes / 1e6, color=SERIES[0], label="coordinator")
-            _line(axes, lines, lambda m: m.workers_sent_bytes / 1e6, color=SERIES[2], label="workers")
+            line(axes, lines, lambda m: m.seed_sent_bytes / 1e6, color=SERIES[0], label="coordinator")
+            line(axes, lines, lambda m: m.workers_sent_bytes / 1e6, color=SERIES[2], label="workers")
             axes.set_ylim(bottom=0)
 
         caption = "What the relays of coordinator and workers have sent."
         made.append(Chart("Who carries snapshots", caption, draw(paint_senders, unit="MB, cumulative")))
-    return made
-
-
-def _statistic(name: str, line: StepMetrics) -> float | None:
-    return line.learner.get(name)
-
-
-def _time_split(lines: Lines) -> Chart:
-    def paint(axes: Axes) -> None:
-        for color, (name, label) in zip(SERIES, LEARNER_TIMES.items(), strict=False):
-            if any(m.learner.get(name) for m in lines):
-                _line(axes, lines, partial(_statistic, name), color=color, label=label)
-        axes.set_ylim(bottom=0)
-
-    return Chart("Where a step's time goes", "The learner's own clock.", draw(paint, unit="seconds"))
-
-
-def _learner(lines: Lines) -> list[Chart]:
-    made = [_time_split(lines)] if any(name in m.learner for name in LEARNER_TIMES for m in lines) else []
-    for name, (title, unit) in LEARNER_TITLES.items():
-        if not any(m.learner.get(name) for m in lines):
-            continue  # Not measured, or switched off: KL without a weight is 0 throughout.
-
-        def paint(axes: Axes, name: str = name) -> None:
-            values = [m.learner.get(name) for m in lines]
-            if len({v for v in values if v is not None}) == 1:
-                axes.axhline(0, color=GRID, linewidth=0)
-            _line(axes, lines, lambda m: m.learner.get(name), color=SERIES[4])
-
-        made.append(Chart(title, f"Learner statistic {name}.", draw(paint, unit=unit)))
     return made

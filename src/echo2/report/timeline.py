@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from echo2.report.charts import Chart
+from echo2.report.chart import Chart
 from echo2.report.figure import SERIES, SHADES, draw_wide
 
 STEPS_SHOWN = 12
