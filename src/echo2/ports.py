@@ -234,6 +234,21 @@ class SnapshotWriter(Protocol):
         ...
 
 
+class BaseKeeper(Protocol):
+    """Keeps the snapshot of version 0, to which a run with adapters adds those of every later version."""
+
+    def __call__(
+        self,
+        tensors: Mapping[str, tuple[str, tuple[int, ...], Callable[[], memoryview]]],
+        aliases: Mapping[str, str],
+        *,
+        known: bool,
+    ) -> None:
+        """tensors, aliases: as of a ``SnapshotWriter``.  known: the snapshot that an earlier life kept, if it is
+        whole, is of these very weights. Blocking. Raises DiskFull."""
+        ...
+
+
 class EventLog(Protocol):
     def emit(self, kind: str, **fields: Any) -> None:
         """One line for people and tools: what happened, when; never needed for correctness."""

@@ -28,6 +28,11 @@ def roots(path: list[Entry] | None) -> list[str]:
     return [entry.root for entry in path]
 
 
+def adapters(version: int, size_bytes: int = 10) -> Entry:
+    name = f"adapters{version}"
+    return Entry(policy(version), SnapshotKind.DELTA, policy(0), name, size_bytes, f"decoded{version}", base_stays=True)
+
+
 LADDER = [anchor(0), delta(0, 2), delta(2, 4), anchor(4), delta(4, 6)]
 
 
@@ -133,3 +138,23 @@ def test_no_second_anchor_is_due_even_where_the_first_turned_out_larger_than_the
     assert anchor_due(entries, policy(2), 8)
     entries.append(anchor(2, 10**6))
     assert not anchor_due(entries, policy(2), 8)
+
+
+FAN = [anchor(0), adapters(2), adapters(4), adapters(6)]
+
+
+@pytest.mark.parametrize(("held", "path"), [((), ["anchor0", "adapters6"]), ((0, 4), ["adapters6"])])
+def test_a_newcomer_takes_the_base_once_and_everybody_the_newest_adapters(
+    held: tuple[int, ...], path: list[str]
+) -> None:
+    assert roots(cheapest_path(FAN, policy(6), [policy(x) for x in held])) == path
+
+
+def test_of_adapters_the_newest_are_kept_with_their_base_and_what_is_asked_for() -> None:
+    assert roots(kept_entries(FAN, [])) == ["anchor0", "adapters6"]
+    assert roots(kept_entries(FAN, [policy(2)])) == ["anchor0", "adapters2", "adapters6"]
+
+
+def test_beside_adapters_no_anchor_is_due_whatever_they_weigh() -> None:
+    assert not anchor_due([anchor(0, 10), adapters(2, 10)], policy(2), anchor_every=1)
+    assert anchor_due([adapters(2)], policy(2), anchor_every=1), "nobody gets there from nothing"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from adapted import AdaptedRun
 from snapshots import FullDisk, SmallDisk, WriteSnapshot, bytes_in
 
 from echo2.broadcast.catalogue import cheapest_path
@@ -517,3 +518,32 @@ def test_a_version_signed_by_another_run_is_not_served(snapshot_of: WriteSnapsho
     asyncio.run(publish(shelf, manifest, written / OBJECT_NAME))
     with pytest.raises(IntegrityError, match=r"0\.4 cannot be served"):
         DiskShelf(folder, generate_key())
+
+
+async def test_of_a_run_with_adapters_the_base_and_the_newest_stay(folder: Path, tmp_path: Path) -> None:
+    run, shelf = AdaptedRun(tmp_path / "learner"), DiskShelf(folder, KEY)
+    await run.version(0)
+    await publish(shelf, load_manifest(run.raw(0)), run.raw(0) / OBJECT_NAME)
+    for version in (2, 4, 6):
+        manifest, path = await run.version(version)
+        published = await publish(shelf, manifest, path)
+        assert published.changed_share is None, "nobody counted it"
+        assert object_of(folder / f"0.{version}") == object_of(run.raw(version))
+        await shelf.prune({Policy(0, version)}, set(), set())
+    for life in (shelf, DiskShelf(folder, KEY)):
+        assert told(life) == ["0.0 anchor", "0.6 delta"]
+    assert [OBJECT_NAME in names_in(folder / name) for name in names_in(folder)] == [True, True]
+    manifest, path = await run.version(8)
+    await publish(DiskShelf(folder, KEY), manifest, path)
+
+
+async def test_adapters_that_are_not_those_of_the_manifest_are_not_published(folder: Path, tmp_path: Path) -> None:
+    run, shelf = AdaptedRun(tmp_path / "learner"), DiskShelf(folder, KEY)
+    await run.version(0)
+    await publish(shelf, load_manifest(run.raw(0)), run.raw(0) / OBJECT_NAME)
+    manifest, path = await run.version(2)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(IntegrityError, match="chunk"):
+        await publish(shelf, manifest, path)
+    assert told(shelf) == ["0.0 anchor"]

@@ -20,6 +20,7 @@ from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.snapshot import StreamedTensor, write_snapshot
 from echo2.config.root import Config
 from echo2.errors import DiskFull, Echo2Error, IntegrityError, UserError
+from echo2.learner.adapters import AdapterSnapshots
 from echo2.learner.agreement import agree
 from echo2.learning import policy_model
 from echo2.learning.learner import TorchLearner
@@ -247,7 +248,36 @@ async def dies(folder: Path, group: Group) -> dict[str, Any]:
     return {}
 
 
-JOBS = {job.__name__: job for job in (two, four, short, dies)}
+def opened_adapters(folder: Path, run: str, group: Group | None) -> tuple[TorchLearner, AdapterSnapshots]:
+    writer = AdapterSnapshots(folder / run / "base", "run-1", "float32", config_in(folder).lora.alpha)
+    config = config_in(folder)
+    learner = TorchLearner.open(
+        config, folder / run, "run-1", resume=True, write_snapshot=writer, group=group, keep_base=writer.keep_base
+    )
+    return learner, writer
+
+
+async def adapters(folder: Path, group: Group) -> dict[str, Any]:
+    """Six steps, with a checkpoint in the middle from which the second half is done again; then an audit."""
+    learner, _ = opened_adapters(folder, "run", group)
+    curve = await trained(learner, 3)
+    await learner.save_checkpoint()
+    curve += await trained(learner, 6)
+    straight = own_bits(learner)
+    again, _ = opened_adapters(folder, "run", group)
+    await trained(again, 6)
+    resumed = own_bits(again)
+    same = straight.keys() == resumed.keys() and all(torch.equal(straight[k], resumed[k]) for k in straight)
+    told = group.steps.gather(json.dumps(same).encode())
+    root = await published(again, group)
+    audit = await audited(again, group)
+    return {
+        "curve": curve, "same": [json.loads(one) for one in told], "root": root, "audit": audit,
+        "hash": again.initial_weights_hash, "kept": sorted(again._policy.stored()),
+    }  # fmt: skip
+
+
+JOBS = {job.__name__: job for job in (two, four, short, dies, adapters)}
 
 
 def main() -> None:

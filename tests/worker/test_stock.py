@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from adapted import AdaptedRun
 from snapshots import SmallDisk, bytes_in
 
 from echo2.broadcast.delta import write_delta
@@ -164,3 +165,23 @@ async def test_e07_weights_whose_signed_manifest_finds_no_room_are_not_left_wher
     with small_disk(folder, enough):
         await stock.build(*built[-1])
     assert stock.held()[-1] == built[-1][1].policy
+
+
+async def test_the_base_of_adapters_stays_with_the_newest_versions_also_over_a_restart(
+    tmp_path: Path, folder: Path
+) -> None:
+    run, stock = AdaptedRun(tmp_path / "learner"), DiskStock(folder, TERMS, unheard)
+    for version in (0, 2, 4, 6, 8):
+        manifest, path = await run.version(version)
+        await stock.build(encode_signed(sign(encode_manifest(manifest), KEY)), manifest, path)
+        await stock.tidy(manifest.policy)
+        built = stock.folder(manifest.policy) / OBJECT_NAME
+        assert built.read_bytes() == (run.raw(version) / OBJECT_NAME).read_bytes()
+    assert stock.held() == (Policy(0, 0), Policy(0, 6), Policy(0, 8))
+    again = DiskStock(folder, TERMS, unheard)
+    await again.recover()
+    manifest, path = await run.version(10)
+    await again.build(encode_signed(sign(encode_manifest(manifest), KEY)), manifest, path)
+    await again.tidy(manifest.policy)
+    assert again.held() == (Policy(0, 0), Policy(0, 8), Policy(0, 10))
+    assert manifest.object_size < 0.1 * (run.raw(10) / OBJECT_NAME).stat().st_size

@@ -30,6 +30,8 @@ class Entry(msgspec.Struct, frozen=True):
     size_bytes: int
     decoded_root: str
     """What it becomes."""
+    base_stays: bool = False
+    """Whether later versions, too, are adapters of its base, and none is a delta of what it becomes."""
 
 
 def cheapest_path(
@@ -73,7 +75,7 @@ def anchor_due(entries: Sequence[Entry], policy: Policy, anchor_every: int) -> b
 
     It does when nobody can get there from nothing, when a joiner would apply ``anchor_every`` deltas or more, or when
     those deltas together are as large as the anchor before them. Never a second one, even where its anchor turned out
-    larger than the way that was there before.
+    larger than the way that was there before, nor beside adapters: whoever took it would need their base for the next.
     """
     if any(entry.base is None and entry.policy == policy for entry in entries):
         return False
@@ -81,15 +83,22 @@ def anchor_due(entries: Sequence[Entry], policy: Policy, anchor_every: int) -> b
     if path is None:
         return True
     anchor, *deltas = path
+    if path[-1].base_stays:
+        return False
     return len(deltas) >= anchor_every or sum(x.size_bytes for x in deltas) >= anchor.size_bytes
 
 
 def kept_entries(entries: Sequence[Entry], kept: Collection[Policy]) -> list[Entry]:
-    """What must stay on disk: the newest anchor, the deltas after it, and the way from nothing to each kept policy."""
+    """What must stay on disk: the newest anchor, the deltas after it, and the way from nothing to each kept policy.
+
+    Of adapters of one base the newest do: nothing is built on the others.
+    """
     anchors = [entry for entry in entries if entry.base is None]
     newest = max(anchors, key=lambda entry: entry.policy, default=None)
     roots = {newest.root} if newest is not None else set()
-    roots |= {x.root for x in entries if x.base is not None and (newest is None or x.policy > newest.policy)}
+    last = max((x.policy for x in entries), default=None)
+    after = [x for x in entries if x.base is not None and (newest is None or x.policy > newest.policy)]
+    roots |= {x.root for x in after if not x.base_stays or x.policy == last}
     for policy in kept:
         roots |= {entry.root for entry in cheapest_path(entries, policy, ()) or ()}
     return [entry for entry in entries if entry.root in roots]

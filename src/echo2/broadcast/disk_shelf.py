@@ -231,7 +231,8 @@ class DiskShelf:
 
     def _prune(self, keep: Set[Policy], held: Set[Policy], under_way: Set[str]) -> tuple[str, ...]:
         newest = max(self._versions, default=None)
-        kept_raw = keep | {policy for policy in (newest, self._encoded) if policy is not None}
+        bases = {found.entry.base for found in self._objects_of(newest) if found.entry.base_stays}
+        kept_raw = keep | {policy for policy in (newest, self._encoded, *bases) if policy is not None}
         kept = needed_roots(self.catalogue(), keep, held, under_way)
         gone: list[str] = []
         for policy, version in sorted(self._versions.items()):
@@ -254,6 +255,9 @@ class DiskShelf:
                     upload.close()
                 remove_folder(folder)
         return tuple(gone)
+
+    def _objects_of(self, policy: Policy | None) -> tuple[WireObject, ...]:
+        return () if policy is None else self._versions[policy].objects
 
     def _partials(self) -> list[tuple[Policy, Path]]:
         found = [(_policy_in(path.name.removesuffix(PARTIAL)), path) for path in self._folder.glob(f"*{PARTIAL}")]
@@ -287,7 +291,7 @@ def _published(version: Version, public: bytes) -> Published:
     """The delta where there is one: it is what base holders take."""
     found = version.objects[0]
     changed = None
-    if found.entry.kind is SnapshotKind.DELTA:
+    if found.entry.kind is SnapshotKind.DELTA and not found.entry.base_stays:
         changed = changed_share(open_signed(found.signed, public), found.path)
     raw_bytes = version.raw.object_size if version.raw is not None else found.entry.size_bytes
     return Published(found.entry, raw_bytes, changed)

@@ -18,9 +18,9 @@ from echo2.broadcast.manifest import Manifest, TensorEntry
 from echo2.errors import IntegrityError
 from echo2.types import SnapshotKind
 
-RAW, PLANES, DELTA = "raw", "planes", "delta"
-"""Codecs: the safetensors file itself; byte planes, each compressed; changes of a base."""
-_CODECS = {SnapshotKind.ANCHOR: (RAW, PLANES), SnapshotKind.DELTA: (DELTA,)}
+RAW, PLANES, DELTA, LORA = "raw", "planes", "delta", "lora"
+"""Codecs: the safetensors file itself; byte planes, each compressed; changes of a base; adapters of a base."""
+_CODECS = {SnapshotKind.ANCHOR: (RAW, PLANES), SnapshotKind.DELTA: (DELTA, LORA)}
 
 MAX_MANIFEST_BYTES = 32 * 1024 * 1024
 """A 1 TB object of 4 MiB chunks has 18 MB of chunk hashes."""
@@ -111,7 +111,7 @@ def _check_identity(manifest: Manifest) -> None:
 def _check_codec(manifest: Manifest) -> None:
     if manifest.codec not in _CODECS.get(manifest.kind, ()):
         raise IntegrityError(
-            "this version reads anchors of codec raw or planes and deltas of codec delta, "
+            "this version reads anchors of codec raw or planes and deltas of codec delta or lora, "
             f"got {manifest.kind.value} of codec {manifest.codec[:32]!r}"
         )
     if manifest.kind is SnapshotKind.ANCHOR:

@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 
-from echo2.broadcast import delta, planes
+from echo2.broadcast import delta, lora, planes
 from echo2.broadcast.body import Body, Contents, Piece, contents_of, open_snapshot, page_aligned
 from echo2.broadcast.checking import TensorHashes, entries_in_order
 from echo2.broadcast.layout import header_bytes
 from echo2.broadcast.manifest import Manifest
-from echo2.broadcast.parse import DELTA, PLANES, RAW, encode_manifest
+from echo2.broadcast.parse import LORA, PLANES, RAW, encode_manifest
 from echo2.broadcast.places import beside, made_in
 from echo2.broadcast.planes import shapes_of
 from echo2.broadcast.snapshot import CHUNK_BYTES, ObjectWriter
@@ -25,6 +25,7 @@ from echo2.broadcast.wire import ObjectReader
 from echo2.durable import ASIDE, publish_folder, write_file
 from echo2.errors import DiskFull, IntegrityError
 from echo2.transport.partial import MANIFEST_NAME, OBJECT_NAME
+from echo2.types import SnapshotKind
 
 
 def unpack(
@@ -56,7 +57,7 @@ def unpack(
 
 def check_base(manifest: Manifest, base: Contents | None) -> None:
     """Raises IntegrityError unless ``base`` is the one that a delta names; an anchor asks for none."""
-    if manifest.codec != DELTA:
+    if manifest.kind is not SnapshotKind.DELTA:
         return
     wanted = f"the delta to {manifest.policy} applies to {manifest.base} of decoded root {manifest.base_root[:16]}…"
     if base is None:
@@ -110,6 +111,8 @@ def _blocks(
         reader = stack.enter_context(ObjectReader(object_path, size, planes.MAGIC, start))
         return planes.decode_anchor(reader, contents)
     assert base is not None, "check_base comes first"
+    if manifest.codec == LORA:
+        return lora.decode_lora(lora.read_adapters(object_path, size, start), contents, base)
     reader = stack.enter_context(ObjectReader(object_path, size, delta.MAGIC, start))
     return delta.decode_delta(reader, contents, base)
 

@@ -18,7 +18,7 @@ import msgspec
 
 from echo2.broadcast.catalogue import Entry
 from echo2.broadcast.manifest import Manifest, SignedManifest
-from echo2.broadcast.parse import encode_manifest
+from echo2.broadcast.parse import LORA, encode_manifest
 from echo2.broadcast.signing import encode_signed, open_signed, sign
 from echo2.durable import ASIDE, sync_folder, write_file
 from echo2.errors import IntegrityError
@@ -103,6 +103,7 @@ def entry_of(manifest: Manifest) -> Entry:
         root=manifest.object_root,
         size_bytes=manifest.object_size,
         decoded_root=manifest.decoded_root,
+        base_stays=manifest.codec == LORA,
     )
 
 

@@ -29,10 +29,14 @@ def export(
         str | None,
         typer.Option("--version", metavar="v", help="Version, or incarnation.version; the newest by default."),
     ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Of a run with adapters, write these alone, in PEFT's form.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Write a kept version of a run as a model directory that transformers loads."""
     from echo2.broadcast.places import beside, check_free, users_paths
+    from echo2.cli.adapters import write_adapter
     from echo2.cli.inputs import run_folder
 
     folder = run_folder(run)
@@ -40,9 +44,14 @@ def export(
     policy = _chosen(sorted(kept), version, folder.root)
     with users_paths():
         check_free(out, folder=beside(out, ".partial"))
-        dtype = write_model(kept[policy], folder.root / "assets", out)
-    facts = {"folder": out, "policy": str(policy), "dtype": dtype, "from": kept[policy]}
-    print_json(facts) if as_json else print(f"version {policy} of {folder.root} is in {out}")
+        dtype = (
+            write_adapter(kept[policy], folder.load(), out)
+            if adapter
+            else write_model(kept[policy], folder.root / "assets", out)
+        )
+    facts = {"folder": out, "policy": str(policy), "dtype": dtype, "adapter": adapter, "from": kept[policy]}
+    what = "the adapter of version" if adapter else "version"
+    print_json(facts) if as_json else print(f"{what} {policy} of {folder.root} is in {out}")
 
 
 def with_newest(config: Config, run: Path, into: Path) -> tuple[Config, str]:
@@ -146,10 +155,14 @@ def _from_checkpoint(source: Path, into: Path) -> str:
     """Master weights; Hugging Face loaders want to be told that they are PyTorch's."""
     from safetensors.torch import save_file
 
+    from echo2.cli.adapters import are_adapters, merge_checkpoint
     from echo2.learning.checkpoint import load
     from echo2.transport.partial import OBJECT_NAME
 
-    found = load(source.parent, int(source.name.removeprefix("step-"))).weights
+    version = int(source.name.removeprefix("step-"))
+    found = load(source.parent, version).weights
+    if are_adapters(found):
+        return merge_checkpoint(found, version, source.parent.parent, into / OBJECT_NAME)
     weights = {name: value.float() if value.is_floating_point() else value for name, value in found.items()}
     save_file(weights, into / OBJECT_NAME, metadata={"format": "pt"})
     return "float32"

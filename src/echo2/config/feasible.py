@@ -165,6 +165,15 @@ def _prices(config: Config) -> Iterator[Fault]:
         yield Fault(("provisioning.gamma",), f"provisioning.gamma must be a finite number, got {gamma}; use 1.1")
 
 
+def _lora(config: Config) -> Iterator[Fault]:
+    if config.lora.rank and not config.lora.targets:
+        yield Fault(
+            ("lora.rank", "lora.targets"),
+            f"lora.targets must name at least one layer while lora.rank is {config.lora.rank}: got none; set it to "
+            f'["all-linear"], or lora.rank to 0',
+        )
+
+
 def _ranks(config: Config) -> Iterator[Fault]:
     if config.learning.learner == "scripted" and config.learning.ranks > 1:
         yield Fault(
@@ -199,6 +208,8 @@ def _shared(config: Config) -> Iterator[Fault]:
          "policy of the same name"),
         ("learning.compute_dtype", learning.compute_dtype, learning.compute_dtype != "float64", "float32",
          "because snapshots cannot hold float64"),
+        ("lora.rank", config.lora.rank, config.lora.rank == 0, 0,
+         "because the engine would generate without the adapters beside those weights"),
         ("workers.local", config.workers.local, config.workers.local == 0, 0,
          "because each of those would load weights of its own onto the same machine"),
     )  # fmt: skip
@@ -244,6 +255,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _prices,
     _pools,
     _ranks,
+    _lora,
     _rehearsal,
     _shared,
     _server,

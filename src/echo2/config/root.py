@@ -11,6 +11,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from echo2.config.feasible import infeasibilities
+from echo2.config.lora import LoraSection
 from echo2.config.sections import (
     BroadcastSection,
     BufferSection,
@@ -43,6 +44,7 @@ class Config(Section):
     server: ServerSection = ServerSection()
     staleness: StalenessSection = StalenessSection()
     learning: LearningSection = LearningSection()
+    lora: LoraSection = LoraSection()
     buffer: BufferSection = BufferSection()
     checkpoint: CheckpointSection = CheckpointSection()
     broadcast: BroadcastSection = BroadcastSection()

@@ -25,6 +25,7 @@ from echo2.broadcast.snapshot import StreamedTensor, write_snapshot
 from echo2.config.root import Config
 from echo2.errors import Fenced, UserError, first_cause
 from echo2.learner import group_life
+from echo2.learner.adapters import BASE_FOLDER, AdapterSnapshots
 from echo2.learner.gold import gold_batches
 from echo2.learner.launcher import RankProcesses
 from echo2.learner.own_worker import OwnWorker
@@ -159,7 +160,7 @@ class LearnerLife:
             give_up_after_s=config.workers.orphan_after_s,
             jitter_seed=self._seed,
         )
-        packer = DiskPacker(_find_changes(config))
+        packer = _adapters(config, self._folder.root, enrolled.run_id) or DiskPacker(_find_changes(config))
         self._program = LearnerProgram(
             transport, transport, learner, packer, self._clock, self._events, options, resident
         )
@@ -204,10 +205,20 @@ def _open_torch(
     ranks = ONE_RANK if group is None else group.steps
     model_dir = together(ranks, lambda: _resolve(config, root))
     gold = gold_batches(config, model_dir) if config.model.warm_start_steps else None
+    adapters = _adapters(config, root, run_id)
     learner = TorchLearner.open(
-        config, root, run_id, resume=True, write_snapshot=_write_snapshot, gold=gold, model_dir=model_dir, group=group
-    )
+        config, root, run_id, resume=True, gold=gold, model_dir=model_dir, group=group,
+        write_snapshot=_write_snapshot if adapters is None else adapters,
+        keep_base=None if adapters is None else adapters.keep_base,
+    )  # fmt: skip
     return learner, {_asset(path): path for path in asset_paths(model_dir)}
+
+
+def _adapters(config: Config, root: Path, run_id: str) -> AdapterSnapshots | None:
+    """None where all weights are trained."""
+    if config.learning.learner == "scripted" or not config.lora.rank:
+        return None
+    return AdapterSnapshots(root / BASE_FOLDER, run_id, config.model.snapshot_dtype, config.lora.alpha)
 
 
 def _resolve(config: Config, root: Path) -> Path:

@@ -41,7 +41,7 @@ class _Guarded(torch.autograd.Function):
         ctx.inner = ctx.left = None
         shape = inner.shape
         with ctx.watch.catching():
-            if not ctx.watch.struck:
+            if not ctx.watch.struck and left.requires_grad:  # none before the first adapter beside frozen weights
                 torch.autograd.backward(left, grad)
         found = inner.grad
         if ctx.watch.struck:

@@ -23,23 +23,15 @@ import torch
 from echo2.config.root import Config
 from echo2.errors import UserError
 from echo2.learning import checkpoint
+from echo2.learning.adapted import first_policy, reference_of, resumed_policy
 from echo2.learning.audit import Auditor
 from echo2.learning.batch import batch_rules, form_training_batch
 from echo2.learning.frozen import Freezer, FrozenState
 from echo2.learning.gathering import gathered, serve
 from echo2.learning.objectives import configured
-from echo2.learning.opening import (
-    CHECKPOINT_FOLDER,
-    config_digest,
-    make_version_0,
-    model_digest,
-    policy_model,
-    reference_model,
-    require_same_model,
-    set_threads,
-)
+from echo2.learning.opening import CHECKPOINT_FOLDER, config_digest, model_digest, require_same_model, set_threads
 from echo2.learning.optimizer import build_optimizer, optimizer_tensors
-from echo2.learning.policy_model import PolicyModel, pick_device
+from echo2.learning.policy_model import PolicyModel, Scores, pick_device
 from echo2.learning.pretrained import resolve_model
 from echo2.learning.ranks import ONE_RANK, Ranks, together
 from echo2.learning.resuming import keep, restore
@@ -55,7 +47,7 @@ from echo2.types import Policy
 
 if TYPE_CHECKING:
     from echo2.learning.torch_ranks import Group
-    from echo2.ports import Manifest, SnapshotWriter
+    from echo2.ports import BaseKeeper, Manifest, SnapshotWriter
 
 LOG = logging.getLogger(__name__)
 
@@ -74,7 +66,7 @@ class TorchLearner:
         policy: PolicyModel,
         state: checkpoint.LearnerState,
         write_snapshot: SnapshotWriter,
-        reference: PolicyModel | None = None,
+        reference: Scores | None = None,
         group: Group | None = None,
     ) -> None:
         """policy: holds the weights of ``state.step``.  reference: version 0, needed when ``kl_beta`` is above 0.
@@ -118,11 +110,13 @@ class TorchLearner:
         gold: GoldBatches | None = None,
         model_dir: Path | None = None,
         group: Group | None = None,
+        keep_base: BaseKeeper | None = None,
     ) -> TorchLearner:
         """Load the newest whole checkpoint of the run, or begin at step 0 with the warm start. Blocking.
 
         gold: pairs of the warm start, needed when ``model.warm_start_steps`` is above 0 and there is no checkpoint.
         model_dir: what ``resolve_model`` returned, where the caller has it already.
+        keep_base: what ``write_snapshot`` needs of version 0 where it is given adapters (``lora.rank`` above 0).
         Raises UserError, ConfigError; IntegrityError when what is on disk is not of this run's model. All ranks of a
         group call it and raise alike.
         """
@@ -137,11 +131,10 @@ class TorchLearner:
         if step >= 0 and not resume:
             raise UserError(f"{run_dir} must be new or resumed, it holds a checkpoint of step {step}: pass --resume")
         if step >= 0:
-            return cls._resumed(config, run_dir, run_id, device, folder, step, write_snapshot, group)
-        policy = policy_model(config, folder, device, group)
-        initial = make_version_0(config, run_dir, policy, gold, ranks)
+            return cls._resumed(config, run_dir, run_id, folder, device, step, write_snapshot, group, keep_base)
+        policy, initial = first_policy(config, run_dir, folder, device, group, gold, keep_base)
         state = checkpoint.LearnerState(0, "", initial, config_digest(config), run_id, model_digest(folder))
-        reference = reference_model(config, run_dir, folder, device, initial, group)
+        reference = reference_of(policy, config, run_dir, folder, initial, group)
         return cls(config, run_dir, run_id, policy, state, write_snapshot, reference, group)
 
     @classmethod
@@ -150,11 +143,12 @@ class TorchLearner:
         config: Config,
         run_dir: Path,
         run_id: str,
-        device: torch.device,
         folder: Path,
+        device: torch.device,
         step: int,
         write_snapshot: SnapshotWriter,
         group: Group | None,
+        keep_base: BaseKeeper | None,
     ) -> TorchLearner:
         root = run_dir / CHECKPOINT_FOLDER
         ranks = ONE_RANK if group is None else group.steps
@@ -164,8 +158,9 @@ class TorchLearner:
         if state.config_digest != config_digest(config):
             LOG.warning("model or learning settings differ from those the checkpoint of step %d was made with", step)
         together(ranks, lambda: require_same_model(folder, state.model_digest, step))
-        policy = policy_model(config, folder, device, group)
-        reference = reference_model(config, run_dir, folder, device, state.initial_weights_hash, group)
+        initial = state.initial_weights_hash
+        policy = resumed_policy(config, run_dir, folder, device, group, initial, keep_base)
+        reference = reference_of(policy, config, run_dir, folder, initial, group)
         learner = cls(config, run_dir, run_id, policy, state, write_snapshot, reference, group)
         restore(policy, learner._optimizer, root, step, group)
         learner._durable.add(step)

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from blake3 import blake3
@@ -31,6 +31,8 @@ from echo2.learning.weights import weights_hash
 if TYPE_CHECKING:
     from echo2.learning.torch_ranks import Group
 
+M = TypeVar("M", bound=PolicyModel)
+
 CHECKPOINT_FOLDER = "checkpoints"
 """Inside the run folder."""
 
@@ -50,26 +52,35 @@ def set_threads(config: Config, device: torch.device) -> None:
 
 def policy_model(config: Config, folder: Path, device: torch.device, group: Group | None = None) -> PolicyModel:
     """The directory's model, ready to train; each rank of a group keeps its part."""
+    return model_by(PolicyModel, config, folder, device, group)
+
+
+def model_by(
+    make: Callable[..., M], config: Config, folder: Path, device: torch.device, group: Group | None = None
+) -> M:
+    """make: takes the causal LM, whole, and the settings of ``PolicyModel``."""
     if group is None:
-        return _whole_model(config, folder, device, device)
+        return _whole_model(config, folder, device, device, make)
     from echo2.learning.sharding import shard
 
-    def load_and_split() -> PolicyModel:
+    def load_and_split() -> M:
         # Loaded and checked in host memory: whole, a model need not fit onto a GPU.
-        policy = _whole_model(config, folder, torch.device("cpu"), device)
+        policy = _whole_model(config, folder, torch.device("cpu"), device, make)
         shard(policy, group.mesh, device)
         return policy
 
     return _in_turn(group.steps, load_and_split)
 
 
-def _whole_model(config: Config, folder: Path, device: torch.device, computes_on: torch.device) -> PolicyModel:
+def _whole_model(
+    config: Config, folder: Path, device: torch.device, computes_on: torch.device, make: Callable[..., M]
+) -> M:
     learning = config.learning
     dtype = torch.float64 if learning.compute_dtype == "float64" else torch.float32
     model = load_causal_lm(folder, device, dtype)
     remedy = f"copy or download the model in {folder} again, or choose another"
     require_finite(dict(model.named_parameters()), "the weights of model.path", remedy)
-    return PolicyModel(
+    return make(
         model,
         compute_dtype=learning.compute_dtype,
         logits_chunk_tokens=learning.logits_chunk_tokens,
@@ -78,9 +89,9 @@ def _whole_model(config: Config, folder: Path, device: torch.device, computes_on
     )
 
 
-def _in_turn(ranks: Ranks, work: Callable[[], PolicyModel]) -> PolicyModel:
+def _in_turn(ranks: Ranks, work: Callable[[], M]) -> M:
     """One rank after the other on each machine, whose memory then holds one whole model at a time."""
-    made: list[PolicyModel] = []
+    made: list[M] = []
     for turn in range(ranks.here):
         together(ranks, lambda mine=turn == ranks.local: made.append(work()) if mine else None)  # type: ignore[misc]
     return made.pop()
@@ -123,7 +134,8 @@ def reference_model(
     reference.model.requires_grad_(False)
     kept = run_dir / CHECKPOINT_FOLDER / INITIAL_WEIGHTS
     if ranks.broadcast(b"kept" if kept.is_file() else b""):
-        together(ranks, lambda: _install_initial(reference, kept, ranks))
+        as_what, remedy = "the reference of the KL term", "bring the file back, or set learning.kl_beta to 0"
+        together(ranks, lambda: install_initial(reference.stored(), kept, ranks, needed_as=as_what, remedy=remedy))
     if _hash(reference, ranks) != initial_weights_hash:
         raise IntegrityError(
             f"the reference of the KL term must be version 0 of this run, but the weights in {folder} have changed:"
@@ -161,7 +173,8 @@ def _hash(policy: PolicyModel, ranks: Ranks) -> str:
 def config_digest(config: Config) -> str:
     """Of what training depends on; not of how many ranks share it."""
     learning = config.learning.model_dump_json(exclude={"ranks", "collective_timeout_s"})
-    return blake3((config.model.model_dump_json() + learning).encode()).hexdigest()
+    lora = config.lora.model_dump_json() if config.lora.rank else ""
+    return blake3((config.model.model_dump_json() + learning + lora).encode()).hexdigest()
 
 
 def model_digest(folder: Path) -> str:
@@ -191,8 +204,8 @@ def read_rows(file: Any, name: str, target: Tensor, ranks: Ranks) -> None:
 
 
 @torch.no_grad()
-def _install_initial(reference: PolicyModel, path: Path, ranks: Ranks) -> None:
-    targets = reference.stored()
+def install_initial(targets: Mapping[str, Tensor], path: Path, ranks: Ranks, *, needed_as: str, remedy: str) -> None:
+    """Let a model's tensors be version 0 as a warm start left it. Raises IntegrityError."""
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
@@ -200,10 +213,7 @@ def _install_initial(reference: PolicyModel, path: Path, ranks: Ranks) -> None:
             for name, target in targets.items():
                 read_rows(file, name, target, ranks)
     except (OSError, SafetensorError) as error:
-        raise IntegrityError(
-            f"{path}, the reference of the KL term, must be readable, got: {error}: bring the file back, or set"
-            " learning.kl_beta to 0"
-        ) from error
+        raise IntegrityError(f"{path}, {needed_as}, must be readable, got: {error}: {remedy}") from error
 
 
 def _keep_initial(path: Path, policy: PolicyModel, ranks: Ranks) -> None:

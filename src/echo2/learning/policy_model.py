@@ -8,10 +8,11 @@ where that changes nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +35,17 @@ LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 MASK_ROWS = 16
 AGREEMENT = 1e-3
 """Largest difference in a log-prob between two ways of computing it in float32 that still counts as rounding."""
+
+
+class Scores(Protocol):
+    """What a reference is asked for."""
+
+    @property
+    def watch(self) -> Watch: ...
+
+    def break_off(self) -> None: ...
+
+    def logprobs(self, micro: MicroBatch) -> tuple[Tensor, Tensor]: ...
 
 
 class PolicyModel:
@@ -72,6 +84,8 @@ class PolicyModel:
         self.flops: ModelFlops = model_flops(model)
         stored, self.aliases = stored_tensors(model)
         self._stored = tuple(stored)
+        self.passes_of_update = 3
+        """Forward passes that a forward and a backward one cost."""
         self._check()
         if self._weights_dtype is torch.float32:
             self.compute_dtype = _supported(compute_dtype, computes_on or self.device)
@@ -151,6 +165,15 @@ class PolicyModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, tied ones once."""
         return {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """What a snapshot holds, by its names, tied ones once."""
+        return dict(self.model.named_parameters())
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside the block only ``weights`` compute."""
+        yield
 
     def stored(self) -> dict[str, Tensor]:
         """The distinct tensors of the model's state by name, as they are; ``aliases`` are the tied names."""

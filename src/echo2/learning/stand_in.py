@@ -33,7 +33,8 @@ def standing_in(policy: PolicyModel, snapshot: Path, ranks: Ranks = ONE_RANK) ->
     swap = _swapped if ranks.world == 1 else _overwritten
     try:
         together(ranks, lambda: _put_in(swap, policy, snapshot, ranks, own))
-        yield
+        with policy.alone():
+            yield
     finally:
         for put_back in own:
             put_back()
@@ -53,8 +54,8 @@ def _put_in(swap: _Swap, policy: PolicyModel, snapshot: Path, ranks: Ranks, own:
 def _swapped(policy: PolicyModel, snapshot: Path, _: Ranks, own: list[Callable[[], object]]) -> None:
     """One rank: the tensors change places, and the weights themselves are never written."""
     stored = load_file(snapshot / OBJECT_NAME)
-    targets = dict(chain(policy.model.named_parameters(), policy.model.named_buffers()))
-    for name, parameter in policy.model.named_parameters():
+    targets = dict(chain(policy.weights().items(), policy.model.named_buffers()))
+    for name, parameter in policy.weights().items():
         if name not in stored or stored[name].shape != parameter.shape:
             raise _stranger(snapshot, name)
     for name in list(stored):
@@ -67,7 +68,7 @@ def _overwritten(policy: PolicyModel, snapshot: Path, ranks: Ranks, own: list[Ca
     """Several ranks: what brings the weights together looks at their memory, so a copy is kept and brought back."""
     with safe_open(snapshot / OBJECT_NAME, "pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
-        parameters = dict(policy.model.named_parameters())
+        parameters = policy.weights()
         for name, parameter in parameters.items():
             if shapes.get(name) != tuple(parameter.shape):
                 raise _stranger(snapshot, name)

@@ -18,15 +18,12 @@ from echo2.learning.batch import TrainingBatch, TrainingRow, minibatches
 from echo2.learning.micro_batches import micro_batches
 from echo2.learning.objectives import Objective, ObjectiveSettings, TokenTerms
 from echo2.learning.packing import MicroBatch
-from echo2.learning.policy_model import PolicyModel, whole
+from echo2.learning.policy_model import PolicyModel, Scores, whole
 from echo2.learning.ranks import ONE_RANK, Ranks, total, totals
 from echo2.learning.shortage import Budget, until_it_fits
 from echo2.learning.tally import Tally, count, speed, statistics_of
 
 T = TypeVar("T")
-
-FORWARD_AND_BACKWARD = 3
-"""Forward passes that a gradient costs."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class _Step:
     """What all updates of one training step have in common."""
 
     policy: PolicyModel
-    reference: PolicyModel | None
+    reference: Scores | None
     settings: UpdateSettings
     budget: Budget
     ranks: Ranks
@@ -131,7 +128,7 @@ class _Step:
 def run_updates(
     batch: TrainingBatch,
     policy: PolicyModel,
-    reference: PolicyModel | None,
+    reference: Scores | None,
     optimizer: torch.optim.Optimizer,
     settings: UpdateSettings,
     ranks: Ranks = ONE_RANK,
@@ -176,7 +173,7 @@ def _prepare(batch: TrainingBatch, step: _Step) -> list[_Minibatch]:
     for rows in minibatches(batch.rows, step.settings.updates):
         is_first = not any(minibatch.micros for minibatch in work)
         made = step.until_it_fits(lambda rows=rows, is_first=is_first: _prepared(rows, is_first, batch.groups, step))  # type: ignore[misc]
-        passes = FORWARD_AND_BACKWARD + (made.prox is not None) + (made.ref is not None)
+        passes = step.policy.passes_of_update + (made.prox is not None) + (made.ref is not None)
         step.tally.add(
             flops=step.policy.flops.forward(made.micros) * passes,
             padded_tokens=sum(micro.tokens.numel() for micro in made.micros),
@@ -197,7 +194,7 @@ def _prepared(rows: tuple[TrainingRow, ...], is_first: bool, groups: int, step: 
 
 
 @torch.no_grad()
-def _without_gradient(policy: PolicyModel, micros: Sequence[MicroBatch], ranks: Ranks) -> list[Tensor]:
+def _without_gradient(policy: Scores, micros: Sequence[MicroBatch], ranks: Ranks) -> list[Tensor]:
     found: list[Tensor] = []
     for micro in micros:
         with policy.watch.noticing():

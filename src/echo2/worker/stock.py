@@ -14,6 +14,7 @@ from pathlib import Path
 
 from echo2.broadcast.body import contents_of
 from echo2.broadcast.manifest import Manifest
+from echo2.broadcast.parse import LORA
 from echo2.broadcast.signing import open_signed
 from echo2.broadcast.snapshot import load_manifest, verify_snapshot
 from echo2.broadcast.unpack import unpack
@@ -40,6 +41,8 @@ class DiskStock:
         self._on_change = on_change
         self._held: dict[Policy, str] = {}
         """Decoded roots."""
+        self._based: dict[Policy, Policy] = {}
+        """What held adapters were added to: those of the next version are, too."""
 
     def held(self) -> tuple[Policy, ...]:
         return tuple(sorted(self._held))
@@ -50,7 +53,10 @@ class DiskStock:
 
     async def recover(self) -> None:
         """Hold again what earlier lives left whole; reads all of it. The rest is removed."""
-        self._held = await asyncio.to_thread(self._found)
+        self._held.clear()
+        self._based.clear()
+        for manifest in await asyncio.to_thread(self._found):
+            self._hold(manifest)
         await self._tell()
 
     async def build(self, signed: bytes, manifest: Manifest, object_path: Path) -> None:
@@ -64,13 +70,16 @@ class DiskStock:
         except asyncio.CancelledError:
             await asyncio.wait([running])  # the thread goes on writing; nothing else may write there meanwhile
             raise
-        self._held[manifest.policy] = manifest.decoded_root
+        self._hold(manifest)
         await self._tell()
 
     async def tidy(self, installed: Policy | None) -> None:
-        unneeded = [policy for policy in self.held()[:-SNAPSHOTS_KEPT] if policy != installed]
+        kept = {*self.held()[-SNAPSHOTS_KEPT:], *((installed,) if installed is not None else ())}
+        kept |= {self._based[policy] for policy in kept if policy in self._based}
+        unneeded = [policy for policy in self.held() if policy not in kept]
         for policy in unneeded:
             del self._held[policy]
+            self._based.pop(policy, None)
             await asyncio.to_thread(remove_folder, self._folder / folder_name(policy))
         if unneeded:
             await self._tell()
@@ -84,15 +93,18 @@ class DiskStock:
         # All in one: a disk that has room for the weights only would keep them, and want as much again at the next try.
         unpack(manifest, object_path, base_folder, folder, {SIGNED_NAME: signed})
 
-    def _found(self) -> dict[Policy, str]:
-        found: dict[Policy, str] = {}
+    def _hold(self, manifest: Manifest) -> None:
+        self._held[manifest.policy] = manifest.decoded_root
+        if manifest.codec == LORA and manifest.base is not None:
+            self._based[manifest.policy] = manifest.base
+
+    def _found(self) -> list[Manifest]:
+        found: list[Manifest] = []
         for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
             try:
-                manifest = self._verified(folder)
+                found.append(self._verified(folder))
             except (IntegrityError, FileNotFoundError, NotADirectoryError):
                 remove_folder(folder)
-            else:
-                found[manifest.policy] = manifest.decoded_root
         return found
 
     def _verified(self, folder: Path) -> Manifest:
