@@ -200,6 +200,8 @@ class LearningSection(Section):
     activation_checkpointing: bool = False
     """Keep only the inputs of a model's blocks for the backward pass and compute the rest again: less memory, a third
     more work."""
+    compile: bool = False
+    """Compile a model's blocks with torch.compile: faster steps, after minutes of compiling at the start."""
     compute_dtype: Literal["bfloat16", "float32", "float64"] = "float32"
     """Type of forward and backward; weights and optimizer stay float32. `float64`: these too, for exact comparisons."""
     ranks: Positive = 1

@@ -85,6 +85,7 @@ def _whole_model(
         compute_dtype=learning.compute_dtype,
         logits_chunk_tokens=learning.logits_chunk_tokens,
         activation_checkpointing=learning.activation_checkpointing,
+        compiles=learning.compile,
         computes_on=computes_on,
     )
 

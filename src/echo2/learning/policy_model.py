@@ -58,6 +58,7 @@ class PolicyModel:
         compute_dtype: str,
         logits_chunk_tokens: int,
         activation_checkpointing: bool = False,
+        compiles: bool = False,
         computes_on: torch.device | None = None,
     ) -> None:
         """model: a causal LM on its device, in float32 or float64.  logits_chunk_tokens: 0 for what ``LOGITS_BYTES``
@@ -92,6 +93,11 @@ class PolicyModel:
             self._autocasts = self.compute_dtype is not torch.float32
         if activation_checkpointing:
             self.kept_bytes_per_token = _kept_with_checkpointing(self)
+        if compiles:
+            from echo2.learning.compiled import compile_blocks  # which takes seconds to load
+
+            compile_blocks(model, computes_on or self.device)
+        if activation_checkpointing:
             _compute_blocks_again(model)
 
     def split(

@@ -87,7 +87,7 @@ def join_group(device_name: str, timeout_s: float) -> Group:
     """Meet the other ranks, as the launcher's environment says. Raises Starved when they do not come."""
     device = pick_device(device_name)
     if device.type == "cuda":
-        device = _own_gpu(device)
+        device = own_gpu(device)
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
     try:
@@ -121,7 +121,8 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _own_gpu(device: torch.device) -> torch.device:
+def own_gpu(device: torch.device) -> torch.device:
+    """The GPU of this rank among those of its machine. Raises ConfigError where there is none."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device.index not in (None, 0):
         raise ConfigError(f"learning.device must be auto, cpu or cuda where several ranks train, got {device}")
