@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from echo2.broadcast.snapshot import RawTensor
+from echo2.learner.adapters import AdapterSnapshots
+
 from .conftest import Echo2
 
 
@@ -152,3 +155,31 @@ def test_a_folder_of_snapshots_is_no_snapshot_and_no_folder_no_run(echo2: Echo2,
     exported = echo2("export", run_folder.parent / "absent", "-o", run_folder.parent / "hf")
     assert exported.code == 2
     assert "must be a run's folder or its configuration file, but there is neither" in exported.faults[0]
+
+
+def test_adapters_in_a_checkpoint_are_exported_merged_or_alone(echo2: Echo2, run_folder: Path, tmp_path: Path) -> None:
+    """W = 1 everywhere, A = [[1, 2]], B = [[1], [3]], alpha / rank = 4: W + 4 B A = [[5, 9], [13, 25]]."""
+    torch = pytest.importorskip("torch")
+    checkpoint = pytest.importorskip("echo2.learning.checkpoint")
+    ones = np.ones((2, 2), np.float32)
+    keeper = AdapterSnapshots(run_folder / "learner" / "base", "r", "float32", 4.0)
+    keeper.keep_base({"q.weight": ("F32", (2, 2), lambda: RawTensor.of(ones).data)}, {}, known=False)
+    (run_folder / "config.toml").write_text('model.path = "some/model"\nlora = { rank = 1, alpha = 4.0 }\n')
+    part = "base_model.model.q.lora_{}.weight"
+    weights = {part.format("A"): torch.tensor([[1.0, 2.0]]), part.format("B"): torch.tensor([[1.0], [3.0]])}
+    checkpoint.save(run_folder / "checkpoints", checkpoint.LearnerState(3, "", "", "", "r"), weights, {})
+
+    done = echo2("export", run_folder, "-o", tmp_path / "merged", "--json")
+    assert (done.code, done.json["policy"], done.json["adapter"]) == (0, "0.3", False), done.err
+    assert load_file(tmp_path / "merged" / "model.safetensors")["q.weight"].tolist() == [[5, 9], [13, 25]]
+    assert not [path for path in (tmp_path / "merged").iterdir() if "adapters" in path.name or "made" in path.name]
+
+    assert echo2("export", run_folder, "--adapter", "-o", tmp_path / "alone").code == 0
+    assert load_file(tmp_path / "alone" / "adapter_model.safetensors")[part.format("B")].tolist() == [[1], [3]]
+    told = json.loads((tmp_path / "alone" / "adapter_config.json").read_text())
+    assert (told["r"], told["lora_alpha"], told["target_modules"]) == (1, 4.0, ["q"])
+    assert told["base_model_name_or_path"].endswith("some/model")
+
+    none = echo2("export", run_folder, "--adapter", "--version", "0.2", "-o", tmp_path / "none")
+    assert (none.code, len(none.faults)) == (2, 1)
+    assert "--adapter is for versions that are adapters of version 0" in none.faults[0]

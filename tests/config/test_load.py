@@ -355,3 +355,18 @@ def test_numbers_with_a_dimension_carry_their_unit_in_the_name_and_take_none_in_
 
 def test_every_section_of_the_configuration_is_known() -> None:
     assert set(SECTIONS) == set(build_config(SCRIPTED).model_dump())
+
+
+def test_adapters_without_layers_are_refused_and_a_rank_of_nothing_is_not() -> None:
+    tables = {"model": {"path": "tiny:qwen3"}, "tasks": [{"name": "arithmetic"}]}
+    assert build_config({**tables, "lora": {"rank": 0, "targets": []}}).lora.rank == 0
+    assert build_config({**tables, "lora": {"rank": 4, "targets": ["q_proj"]}}).lora.targets == ("q_proj",)
+    with pytest.raises(ConfigError, match=r"lora\.targets must name at least one layer while lora\.rank is 4"):
+        build_config({**tables, "lora": {"rank": 4, "targets": []}})
+    with pytest.raises(ConfigError, match=r"lora\.rank must be 0 with workers\.shared_device"):
+        build_config(
+            {
+                **tables, "lora": {"rank": 4}, "workers": {"shared_device": True, "local": 0}, "run": {"mode": "sync"},
+                "model": {"path": "tiny:qwen3", "snapshot_dtype": "float32"},
+            }
+        )  # fmt: skip

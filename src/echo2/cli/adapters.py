@@ -76,7 +76,7 @@ def merge_checkpoint(weights: Mapping[str, Any], version: int, run: Path, out: P
     from echo2.transport.partial import OBJECT_NAME
 
     alpha = RunFolder(run).load().lora.alpha
-    bases = sorted((run / BASE_FOLDER).glob("*.0"))
+    bases = sorted((run / BASE_FOLDER).glob("*.0"), key=lambda path: int(path.stem))
     if not bases:
         raise UserError(
             f"{run / BASE_FOLDER} must hold version 0, to which adapters are added; it does not: export a version on"
