@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 import torch
 from blake3 import blake3
+from experiments.staleness.tasks import END, HELD_OUT, TRAINED, Task, version_0
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -46,7 +47,6 @@ from echo2.types import (
     pack_logprobs,
     pack_tokens,
 )
-from experiments.staleness.tasks import END, HELD_OUT, TRAINED, Task, version_0
 
 WORKER = "replay"
 

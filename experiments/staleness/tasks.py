@@ -90,7 +90,9 @@ def version_0(task: Task, seed: int, models: Path) -> PolicyModel:
     kept = models / f"{task.name}-{seed}.safetensors"
     policy = PolicyModel(fresh_model(seed), compute_dtype="float32", logits_chunk_tokens=0)
     if not kept.exists():
-        warm_start(policy, lambda step: _talks(task, seed, step), steps=task.warm_steps, lr=WARM_LR, micro_batch_tokens=16384)
+        warm_start(
+            policy, lambda step: _talks(task, seed, step), steps=task.warm_steps, lr=WARM_LR, micro_batch_tokens=16384
+        )
         models.mkdir(parents=True, exist_ok=True)
         aside = kept.with_name(f"{kept.name}{ASIDE}")
         save_file({name: value.clone() for name, value in policy.stored().items()}, aside)
