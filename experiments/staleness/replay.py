@@ -55,8 +55,8 @@ WORKER = "replay"
 class Setting:
     """What all cells have in common."""
 
-    steps: int = 100
-    groups: int = 16
+    steps: int = 80
+    groups: int = 32
     group_size: int = 8
     updates_per_step: int = 2
     evaluated: int = 256

@@ -59,8 +59,8 @@ class Task:
 TASKS = {
     task.name: task
     for task in (
-        Task("sort", digits=6, answer=sorted, warm_steps=150, lr=1e-3),
-        Task("reverse", digits=6, answer=lambda question: [*reversed(question)], warm_steps=150, lr=1e-3),
+        Task("sort", digits=4, answer=sorted, warm_steps=40, lr=6e-4),
+        Task("reverse", digits=4, answer=lambda question: [*reversed(question)], warm_steps=65, lr=6e-4),
     )
 }
 WARM_BATCH, WARM_LR = 64, 2e-3
