@@ -23,9 +23,10 @@ REFERENCE = "grpo"
 PAPER = "grpo_paper"
 CONTENDERS: tuple[str, ...] = (REFERENCE, PAPER)
 """Of the second stage."""
+SCREENED = ((0, 11, 20), (3, 6), (4,))
+"""Ages by how much they decide; all methods and seeds of one tuple come before the next."""
 STALENESS = (0, 11, 20, 3, 6)
-"""By how much they decide."""
-LATE = (4,)
+"""Of the contenders."""
 SCREEN_SEEDS, CONTENDER_SEEDS = 2, 10
 
 
@@ -36,8 +37,8 @@ class Cell(NamedTuple):
     seed: int
 
 
-def screen() -> Iterator[Cell]:
-    for budgets in (STALENESS, LATE):
+def screen(ages: Sequence[Sequence[int]] = SCREENED) -> Iterator[Cell]:
+    for budgets in ages:
         for seed in range(SCREEN_SEEDS):
             for staleness in budgets:
                 yield from _row(METHODS, staleness, seed)
@@ -65,7 +66,7 @@ def is_the_same_again(method: str, staleness: int) -> bool:
 STAGES: Mapping[str, Sequence[Cell]] = {
     "screen": [*screen()],
     "contenders": [*contenders()],
-    "all": [*dict.fromkeys((*screen(), *contenders()))],
+    "all": [*dict.fromkeys((*screen(SCREENED[:1]), *contenders(), *screen()))],
 }
 
 

@@ -12,6 +12,7 @@ No weights are kept back: version v samples batch v + S as soon as it exists, an
 from __future__ import annotations
 
 import asyncio
+import inspect
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -82,12 +83,12 @@ class NotFinite(Exception):
 def sample(policy: PolicyModel, prompts: Sequence[Sequence[int]], longest: int, seed: Sequence[int]) -> list[Sampled]:
     """A reply to each prompt, all prompts equally long, at temperature 1. Raises NotFinite."""
     noise = torch.Generator().manual_seed(int.from_bytes(blake3(repr(tuple(seed)).encode()).digest()[:7]))
-    fed, cache = torch.tensor(prompts), DynamicCache()
+    fed, cached = torch.tensor(prompts), {cache_argument(policy.model): DynamicCache(), "use_cache": True}
     tokens: list[Tensor] = []
     logprobs: list[Tensor] = []
     ended = torch.zeros(len(prompts), dtype=torch.bool)
     while len(tokens) < longest and not bool(ended.all()):
-        logits = policy.model(input_ids=fed, past_key_values=cache, use_cache=True).logits[:, -1]
+        logits = policy.model(input_ids=fed, **cached).logits[:, -1]
         logp = logits.float().log_softmax(-1)
         if not bool(torch.isfinite(logp).all()):
             raise NotFinite
@@ -97,6 +98,11 @@ def sample(policy: PolicyModel, prompts: Sequence[Sequence[int]], longest: int, 
         ended |= fed[:, 0] == END
     replies = zip(torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist(), strict=True)
     return [_until_end(ids, values) for ids, values in replies]
+
+
+def cache_argument(model: Any) -> str:
+    """It was renamed during the life of transformers 5."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _until_end(ids: list[int], values: list[float]) -> Sampled:
@@ -210,6 +216,7 @@ async def _replay(
         "version_0": digest[:16],
         "finite": finite,
         "rewards": rewards,
+        "sampler_ratio": steps[0]["sampler_ratio"] if steps else None,
         "max_age": max((step["age"] for step in steps), default=0),
         "mean_age": sum(step["age"] for step in steps) / max(1, len(steps)),
         **{name: [step[name] for step in steps] for name in ("entropy", "clip_share", "grad_norm", "ratio_mean")},
