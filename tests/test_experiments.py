@@ -265,4 +265,4 @@ def test_the_summary_of_the_staleness_runs_is_of_the_committed_ones(monkeypatch:
     assert all(line["max_age"] == line["staleness"] for line in lines if line["finite"])
     versions_0 = {(line["task"], line["seed"], line["version_0"]) for line in lines}
     assert len(versions_0) == len({(task, seed) for task, seed, _ in versions_0})
-    assert (folder / "table.md").read_text().strip() in (folder / "README.md").read_text()
+    assert summary.markdown(rows) in (folder / "README.md").read_text()

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t of a two-sided 95 % interval, for 2 to 10 seeds."""
+TABLE_MARK = "<!-- the table of --summary -->"
 Row = dict[str, Any]
 
 
@@ -124,10 +125,18 @@ def _shown(row: Row | None) -> str:
     return f"{percent} ({100 * low:+.0f} to {100 * high:+.0f})" if low != high else percent
 
 
+def with_table(text: str, shown: str) -> str:
+    """The document with what stands between its two marks replaced."""
+    before, _, rest = text.partition(TABLE_MARK)
+    _, _, after = rest.partition(TABLE_MARK)
+    return f"{before}{TABLE_MARK}\n\n{shown}\n\n{TABLE_MARK}{after}"
+
+
 def write(folder: Path, lines: Sequence[Line]) -> None:
     rows = table(lines)
     common.write(folder, {"runs": len(lines), "judged": judged(rows), "rows": rows}, "summary.json")
-    (folder / "table.md").write_text(markdown(rows) + "\n")
+    readme = folder / "README.md"
+    readme.write_text(with_table(readme.read_text(), markdown(rows)))
     common.draw(folder / "final.svg", lambda *axes: paint_final(axes, rows), columns=len(TASKS), width_in=4.8)
     for task in TASKS:
         common.draw(
