@@ -9,6 +9,7 @@ time. Several shares may run at once: ``--share 0/2`` and ``--share 1/2``. ``--s
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from pathlib import Path
@@ -46,6 +47,7 @@ def run(wanted: list[cells.Cell], models: Path, until_s: float) -> None:
     from experiments.staleness.replay import replay
     from experiments.staleness.tasks import TASKS
 
+    logging.getLogger("echo2.learning").setLevel(logging.ERROR)  # what it would warn of is counted in the results
     for cell in wanted:
         if time.monotonic() >= until_s:
             return

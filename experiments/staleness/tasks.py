@@ -6,6 +6,7 @@ seed begin with the same bits and see the same prompts in the same order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,7 @@ def version_0(task: Task, seed: int, models: Path) -> PolicyModel:
             policy, lambda step: _talks(task, seed, step), steps=task.warm_steps, lr=WARM_LR, micro_batch_tokens=16384
         )
         models.mkdir(parents=True, exist_ok=True)
-        aside = kept.with_name(f"{kept.name}{ASIDE}")
+        aside = kept.with_name(f"{kept.name}.{os.getpid()}{ASIDE}")  # two shares may make the same at once
         save_file({name: value.clone() for name, value in policy.stored().items()}, aside)
         aside.replace(kept)
     install(policy, load_file(kept))
