@@ -185,6 +185,14 @@ def test_a_run_that_is_not_finite_any_more_has_lost_everything(monkeypatch: pyte
     assert (row["final"], row["change"], row["lost"], row["not_finite"]) == (0.0, -1.0, 1, 1)
 
 
+def test_a_curve_is_of_the_versions_that_every_seed_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = _staleness("summary", monkeypatch)
+    points = summary.curve([{"0": 0.2, "5": 0.4, "10": 0.9}, {"0": 0.3, "5": 0.5}, {"0": 0.4, "5": 0.6}])
+    assert [(version, round(mean, 9)) for version, mean, _, _ in points] == [(0, 0.3), (5, 0.5)]
+    assert points[0][2:] == pytest.approx((0.3 - 4.303 * 0.1 / 3**0.5, 0.3 + 4.303 * 0.1 / 3**0.5))
+    assert summary.curve([{"0": 0.2}, {"0": 0.4}]) == [(0, pytest.approx(0.3), pytest.approx(0.3), pytest.approx(0.3))]
+
+
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [

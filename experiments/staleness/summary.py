@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from experiments import common
-from experiments.staleness.cells import CONTENDERS, METHODS, REFERENCE, Cell
+from experiments.staleness.cells import CONTENDERS, METHODS, PAPER, REFERENCE, Cell
 from experiments.staleness.results import Line, cell_of, final
 from experiments.staleness.tasks import TASKS
 from matplotlib.axes import Axes
@@ -20,6 +20,8 @@ from matplotlib.axes import Axes
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t of a two-sided 95 % interval, for 2 to 10 seeds."""
 TABLE_MARK = "<!-- the table of --summary -->"
+CURVES = (0, 3, 6, 11, 20)
+"""Ages whose curves are drawn."""
 Row = dict[str, Any]
 
 
@@ -178,29 +180,35 @@ def paint_final(axes: Sequence[Axes], rows: Sequence[Row]) -> None:
 
 
 def paint_curves(axes: Sequence[Axes], task: str, lines: Sequence[Line]) -> None:
-    """Mean over seeds, and its interval, of the held-out reward of every version that all seeds evaluated."""
     for each, method in zip(axes, CONTENDERS, strict=True):
-        for number, staleness in enumerate(sorted({line["staleness"] for line in lines})):
-            own = [c for line in lines if (c := cell_of(line))[:3] == (task, method, staleness)]
-            if not own:
-                continue
-            curves = [line["rewards"] for line in lines if cell_of(line) in own]
-            versions = sorted(set.intersection(*({int(version) for version in curve} for curve in curves)))
-            versions = [version for version in versions if version % 5 == 0]
-            values = [[curve[str(version)] for curve in curves] for version in versions]
-            bounds = [interval(each_version) or (each_version[0],) * 2 for each_version in values]
-            each.plot(versions, [fmean(v) for v in values], color=f"C{number}", label=f"S = {staleness} ({len(own)})")
-            if len(own) > 2:
-                each.fill_between(
-                    versions, [low for low, _ in bounds], [high for _, high in bounds], color=f"C{number}", alpha=0.15
-                )
+        for number, staleness in enumerate(CURVES):
+            own = [
+                line["rewards"] for line in lines if cell_of(line)[:3] == (task, _alike(method, staleness), staleness)
+            ]
+            points = curve(own)
+            if points:
+                versions, means, lows, highs = zip(*points, strict=True)
+                each.plot(versions, means, color=f"C{number}", label=f"S = {staleness} ({len(own)} seeds)")
+                each.fill_between(versions, lows, highs, color=f"C{number}", alpha=0.15, linewidth=0)
         each.set_title(f"{task}: {method}")
         each.set_xlabel("version")
-        each.set_ylabel("share of held-out questions answered")
+        each.set_ylabel("held-out reward")
         each.set_ylim(0, 1)
-        if own_labels(each):
-            each.legend(fontsize=7, loc="upper left")
+        each.legend(fontsize=7, loc="upper left")
 
 
-def own_labels(axes: Axes) -> bool:
-    return bool(axes.get_legend_handles_labels()[1])
+def _alike(method: str, staleness: int) -> str:
+    """The paper's form is the default at age 0."""
+    return REFERENCE if (method, staleness) == (PAPER, 0) else method
+
+
+def curve(rewards: Sequence[Mapping[str, float]]) -> list[tuple[int, float, float, float]]:
+    """(version, mean over seeds, its interval) of the versions that every seed evaluated; no interval below 3 seeds."""
+    if not rewards:
+        return []
+    points = []
+    for version in sorted(set.intersection(*({int(version) for version in one} for one in rewards))):
+        values = [one[str(version)] for one in rewards]
+        low, high = interval(values[:0] if len(values) < 3 else values) or (fmean(values), fmean(values))
+        points.append((version, fmean(values), low, high))
+    return points
