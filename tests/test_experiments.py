@@ -171,6 +171,7 @@ def test_a_final_reward_is_compared_with_the_on_policy_run_of_its_own_seed(monke
     on_policy, stale = summary.table(lines)
     assert (on_policy["change"], on_policy["lost"]) == (0.0, 0)
     assert stale["change"] == pytest.approx(-0.15)
+    assert stale["change_from_default"] == 0
     # two values, -0.2 and -0.1, around their mean: 12.706 times the half of their difference
     assert stale["change_ci95"] == pytest.approx((-0.15 - 12.706 * 0.05, -0.15 + 12.706 * 0.05))
 
@@ -224,6 +225,21 @@ def test_a_default_must_hold_at_every_age_on_both_tasks(
     assert found["gepo"]["meets_the_goal"] is None
 
 
+def test_the_seed_a_choice_was_made_with_judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = _staleness("summary", monkeypatch)
+    lines = [
+        _staleness_line("grpo", s, seed, 0.5 if seed or not s else 0.1) for s in (0, 3, 11, 20) for seed in range(4)
+    ]
+    lines += [{**line, "task": "reverse"} for line in lines]
+    assert summary.sums(lines)["judged"][0] == {
+        "method": "grpo",
+        "S=3": True,
+        "S=11": True,
+        "S=20": True,
+        "meets_the_goal": True,
+    }
+
+
 def test_a_line_of_results_survives_a_writer_that_was_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     results = _staleness("results", monkeypatch)
     kept = tmp_path / "results.jsonl"
@@ -266,11 +282,8 @@ def test_the_summary_of_the_staleness_runs_is_of_the_committed_ones(monkeypatch:
     folder = EXPERIMENTS / "staleness"
     committed = json.loads((folder / "summary.json").read_text())
     lines = results.read(folder / "results.jsonl")[: committed["runs"]]
-    rows = summary.table(lines)
-    assert committed == json.loads(
-        json.dumps(summary.common.rounded({"runs": len(lines), "judged": summary.judged(rows), "rows": rows}))
-    )
+    assert committed == json.loads(json.dumps(summary.common.rounded(summary.sums(lines))))
     assert all(line["max_age"] == line["staleness"] for line in lines if line["finite"])
     versions_0 = {(line["task"], line["seed"], line["version_0"]) for line in lines}
     assert len(versions_0) == len({(task, seed) for task, seed, _ in versions_0})
-    assert summary.markdown(rows) in (folder / "README.md").read_text()
+    assert summary.markdown(summary.table(lines)) in (folder / "README.md").read_text()

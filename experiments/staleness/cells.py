@@ -24,6 +24,8 @@ PAPER = "grpo_paper"
 CONTENDERS: tuple[str, ...] = (REFERENCE, PAPER, "dapo", "gepo", "gspo")
 """Of the second stage: the default, the paper's form, and the three that kept most at S = 11 on both tasks in the
 screen of seed 0."""
+CHOSEN_WITH = 0
+"""The seed of the pilots and of that choice."""
 SCREENED = ((0, 11, 20), (3, 6), (4,))
 """Ages by how much they decide; all methods and seeds of one tuple come before the next."""
 SCREEN_SEEDS, CONTENDER_SEEDS = 2, 10

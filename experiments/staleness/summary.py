@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from experiments import common
-from experiments.staleness.cells import CONTENDERS, METHODS, PAPER, REFERENCE, Cell
+from experiments.staleness.cells import CHOSEN_WITH, CONTENDERS, METHODS, PAPER, REFERENCE, Cell
 from experiments.staleness.results import Line, cell_of, final
 from experiments.staleness.tasks import TASKS
 from matplotlib.axes import Axes
@@ -52,12 +52,21 @@ def _row(
 ) -> Row:
     own = [Cell(task, method, staleness, seed) for seed in seeds]
 
-    def change(to: str) -> list[float]:
-        """Relative to the on-policy runs of that method."""
-        pairs = [(finals[cell], finals.get(cell._replace(method=to, staleness=0))) for cell in own]
-        return [value / base - 1 for value, base in pairs if base]
+    def change(against: Cell, base: Cell) -> list[float]:
+        """Final reward minus that of another method or age with the same seed, in parts of a third's, the base's."""
+        pairs = [(cell, against._replace(seed=cell.seed), base._replace(seed=cell.seed)) for cell in own]
+        return [
+            (finals[cell] - finals[other]) / finals[part]
+            for cell, other, part in pairs
+            if other in finals and finals.get(part)
+        ]
 
-    against = {"change": change(REFERENCE), "own_change": change(method)}
+    on_policy, itself = Cell(task, REFERENCE, 0, 0), Cell(task, method, 0, 0)
+    against = {
+        "change": change(on_policy, on_policy),
+        "own_change": change(itself, itself),
+        "change_from_default": change(Cell(task, REFERENCE, staleness, 0), on_policy),
+    }
     return {
         "task": task,
         "method": method,
@@ -127,6 +136,12 @@ def _shown(row: Row | None) -> str:
     return f"{percent} ({100 * low:+.0f} to {100 * high:+.0f})" if low != high else percent
 
 
+def sums(lines: Sequence[Line]) -> dict[str, Any]:
+    """What is committed. Judged without the seed with which the setting and the contenders were chosen."""
+    unseen = [line for line in lines if line["seed"] != CHOSEN_WITH]
+    return {"runs": len(lines), "judged": judged(table(unseen)), "rows": table(lines)}
+
+
 def with_table(text: str, shown: str) -> str:
     """The document with what stands between its two marks replaced."""
     before, _, rest = text.partition(TABLE_MARK)
@@ -136,7 +151,7 @@ def with_table(text: str, shown: str) -> str:
 
 def write(folder: Path, lines: Sequence[Line]) -> None:
     rows = table(lines)
-    common.write(folder, {"runs": len(lines), "judged": judged(rows), "rows": rows}, "summary.json")
+    common.write(folder, sums(lines), "summary.json")
     readme = folder / "README.md"
     readme.write_text(with_table(readme.read_text(), markdown(rows)))
     common.draw(folder / "final.svg", lambda *axes: paint_final(axes, rows), columns=len(TASKS), width_in=4.8)
