@@ -132,7 +132,7 @@ def _shown(row: Row | None) -> str:
     percent = f"{100 * row['change']:+.0f}"
     low, high = row["change_ci95"] or (None, None)
     if low is None or high is None or row["seeds"] < 3:  # two seeds: an interval after Student says nothing
-        return f"{percent} ({row['seeds']} seeds)"
+        return f"{percent} ({row['seeds']} seed{'s' * (row['seeds'] > 1)})"
     return f"{percent} ({100 * low:+.0f} to {100 * high:+.0f})" if low != high else percent
 
 
