@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import importlib.util
 import json
 import sys
@@ -205,3 +207,139 @@ def test_a_run_that_has_ended_is_not_done_again_and_one_cut_short_goes_on(
     for _ in range(2):
         training.trained(Path("run.toml"), tmp_path, {"run.name": "sums-0"})
     assert said == [("train", "run.toml", "--set"), ("train", str(tmp_path / "sums-0"), "--resume")]
+
+
+def _staleness(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    return importlib.import_module(f"experiments.staleness.{name}")
+
+
+def _staleness_line(method: str, staleness: int, seed: int, final: float, **more: Any) -> dict[str, Any]:
+    rewards = {str(version): 0.3 if version < 8 else final for version in range(11)}
+    line = {"task": "sort", "method": method, "staleness": staleness, "seed": seed, "finite": True, "rewards": rewards}
+    return {**line, **more}
+
+
+def test_a_final_reward_is_compared_with_the_on_policy_run_of_its_own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = _staleness("summary", monkeypatch)
+    finals = {0: [0.5, 0.8], 11: [0.4, 0.72]}
+    lines = [_staleness_line("grpo", s, seed, final) for s, own in finals.items() for seed, final in enumerate(own)]
+    on_policy, stale = summary.table(lines)
+    assert (on_policy["change"], on_policy["lost"]) == (0.0, 0)
+    assert stale["change"] == pytest.approx(-0.15)
+    assert stale["change_from_default"] == 0
+    # two values, -0.2 and -0.1, around their mean: 12.706 times the half of their difference
+    assert stale["change_ci95"] == pytest.approx((-0.15 - 12.706 * 0.05, -0.15 + 12.706 * 0.05))
+
+
+def test_a_run_that_is_not_finite_any_more_has_lost_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = _staleness("summary", monkeypatch)
+    lines = [
+        _staleness_line("grpo", 0, 0, 0.5),
+        _staleness_line("cispo", 20, 0, 0.9, finite=False, rewards={"0": 0.3}),
+    ]
+    row = summary.table(lines)[-1]
+    assert (row["final"], row["change"], row["lost"], row["not_finite"]) == (0.0, -1.0, 1, 1)
+
+
+def test_a_curve_is_of_the_versions_that_every_seed_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = _staleness("summary", monkeypatch)
+    points = summary.curve([{"0": 0.2, "5": 0.4, "10": 0.9}, {"0": 0.3, "5": 0.5}, {"0": 0.4, "5": 0.6}])
+    assert [(version, round(mean, 9)) for version, mean, _, _ in points] == [(0, 0.3), (5, 0.5)]
+    assert points[0][2:] == pytest.approx((0.3 - 4.303 * 0.1 / 3**0.5, 0.3 + 4.303 * 0.1 / 3**0.5))
+    assert summary.curve([{"0": 0.2}, {"0": 0.4}]) == [(0, pytest.approx(0.3), pytest.approx(0.3), pytest.approx(0.3))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({3: 0.0, 11: -0.04, 20: -0.09}, True),
+        ({3: 0.0, 11: -0.06, 20: -0.09}, False),
+        ({3: 0.0, 11: -0.04, 20: -0.11}, False),
+        ({3: -0.02, 11: 0.0, 20: 0.0}, False),
+        ({3: 0.0, 11: -0.04}, None),
+    ],
+)
+def test_a_default_must_hold_at_every_age_on_both_tasks(
+    changes: dict[int, float], verdict: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = _staleness("summary", monkeypatch)
+    rows = [
+        {
+            "task": task,
+            "method": "grpo",
+            "staleness": staleness,
+            "seeds": 10,
+            "change": change,
+            "change_ci95": (change - 0.01, change + 0.01),
+        }
+        for task in ("sort", "reverse")
+        for staleness, change in changes.items()
+    ]
+    found = {row["method"]: row for row in summary.judged(rows)}
+    assert found["grpo"]["meets_the_goal"] is verdict
+    assert found["gepo"]["meets_the_goal"] is None
+
+
+def test_the_seed_a_choice_was_made_with_judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = _staleness("summary", monkeypatch)
+    lines = [
+        _staleness_line("grpo", s, seed, 0.5 if seed or not s else 0.1) for s in (0, 3, 11, 20) for seed in range(4)
+    ]
+    lines += [{**line, "task": "reverse"} for line in lines]
+    assert summary.sums(lines)["judged"][0] == {
+        "method": "grpo",
+        "S=3": True,
+        "S=11": True,
+        "S=20": True,
+        "meets_the_goal": True,
+    }
+
+
+def test_a_line_of_results_survives_a_writer_that_was_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    results = _staleness("results", monkeypatch)
+    kept = tmp_path / "results.jsonl"
+    first, second = (_staleness_line("grpo", 0, seed, 0.5) for seed in (0, 1))
+    results.append(kept, first)
+    with kept.open("a") as file:
+        file.write('{"task": "so')
+    results.append(kept, second)
+    results.append(kept, {**second, "finite": False})
+    assert results.read(kept) == [first, second]
+
+
+def test_shares_of_the_staleness_runs_are_all_of_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = _staleness("cells", monkeypatch)
+    for stage in cells.STAGES.values():
+        shares = [cell for number in range(3) for cell in cells.of_share(stage, f"{number}/3")]
+        assert len(shares) == len(set(shares)) == len(stage)
+        assert set(shares) == set(stage)
+    assert set(cells.STAGES["all"]) == {*cells.STAGES["screen"], *cells.STAGES["contenders"]}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_every_batch_of_a_replay_is_exactly_as_old_as_it_must_be(
+    staleness: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tasks, replay = _staleness("tasks", monkeypatch), _staleness("replay", monkeypatch)
+    task = dataclasses.replace(tasks.TASKS["sort"], warm_steps=1)
+    setting = replay.Setting(steps=4, groups=2, group_size=2, evaluated=4)
+    found = replay.replay(task, {"objective": "grpo"}, staleness, 0, tmp_path, setting)
+    assert found["max_age"] == staleness
+    assert found["mean_age"] == pytest.approx(sum(min(step, staleness) for step in range(4)) / 4)
+    assert set(found["rewards"]) == {0, 4}
+    assert found["sampler_ratio"] == pytest.approx(1, abs=1e-5)  # the sampler's log-probs are the learner's
+    assert found["version_0"] == replay.replay(task, {"objective": "gepo"}, 1, 0, tmp_path, setting)["version_0"]
+
+
+def test_the_summary_of_the_staleness_runs_is_of_the_committed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary, results = _staleness("summary", monkeypatch), _staleness("results", monkeypatch)
+    folder = EXPERIMENTS / "staleness"
+    committed = json.loads((folder / "summary.json").read_text())
+    lines = results.read(folder / "results.jsonl")[: committed["runs"]]
+    assert committed == json.loads(json.dumps(summary.common.rounded(summary.sums(lines))))
+    assert all(line["max_age"] == line["staleness"] for line in lines if line["finite"])
+    versions_0 = {(line["task"], line["seed"], line["version_0"]) for line in lines}
+    assert len(versions_0) == len({(task, seed) for task, seed, _ in versions_0})
+    assert summary.markdown(summary.table(lines)) in (folder / "README.md").read_text()
