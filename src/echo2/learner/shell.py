@@ -27,7 +27,7 @@ from echo2.data.chat import ByteChat, ChatFormat
 from echo2.data.cursor import PromptCursor
 from echo2.data.registry import load_tasks
 from echo2.data.task import Message
-from echo2.errors import ConfigError, Fenced
+from echo2.errors import ConfigError, Fenced, IntegrityError, UserError
 from echo2.learner import group_life
 from echo2.learner.launcher import RankProcesses
 from echo2.learner.packer import DiskPacker
@@ -132,7 +132,10 @@ class LearnerLife:
         config = self._config
         enrolled = await enrol_patiently(transport, "learner", self._clock, self._events, Random(self._seed))
         self._events.emit("opening", model=config.model.path)
-        learner, assets = await open_learner(enrolled.run_id)
+        try:
+            learner, assets = await open_learner(enrolled.run_id)
+        except IntegrityError as error:  # of what lies on the disk: starting again would not change it
+            raise UserError(str(error)) from error
         self._events.emit("opened", step=learner.step)
         options = LearnerOptions(
             run_id=enrolled.run_id,
