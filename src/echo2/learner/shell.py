@@ -23,7 +23,7 @@ from echo2.broadcast.changes import Changes, FindChanges, encode_changes
 from echo2.broadcast.manifest import Manifest
 from echo2.broadcast.snapshot import StreamedTensor, write_snapshot
 from echo2.config.root import Config
-from echo2.errors import Fenced, UserError, first_cause
+from echo2.errors import Fenced, IntegrityError, UserError, first_cause
 from echo2.learner import group_life
 from echo2.learner.adapters import BASE_FOLDER, AdapterSnapshots
 from echo2.learner.gold import gold_batches
@@ -146,7 +146,10 @@ class LearnerLife:
         config = self._config
         enrolled = await enrol_patiently(transport, "learner", self._clock, self._events, Random(self._seed))
         self._events.emit("opening", model=config.model.path)
-        learner, assets = await open_learner(enrolled.run_id)
+        try:
+            learner, assets = await open_learner(enrolled.run_id)
+        except IntegrityError as error:  # of what lies on the disk: starting again would not change it
+            raise UserError(str(error)) from error
         self._events.emit("opened", step=learner.step)
         resident: Resident | None = None
         if config.workers.shared_device:
