@@ -145,7 +145,8 @@ def test_parity_is_judged_seed_by_seed_and_at_equal_usd(monkeypatch: pytest.Monk
 
     def row(mode: str, seed: int, last: float) -> dict[str, Any]:
         return {
-            "mode": mode, "seed": seed, "held_out": [[12, last, 48]], "held_out_first": 0.0, "held_out_last": last,
+            "mode": mode, "seed": seed, "held_out": [[parity.STEPS, last, 48]], "held_out_first": 0.0,
+            "held_out_last": last,
             "batch_reward": [step / parity.STEPS for step in range(parity.STEPS)], "staleness_mean": 0.0,
             "staleness_max": 0, "measured_s": 1.0, "measured_bubble_ratio": 0.0,
         }  # fmt: skip
@@ -157,6 +158,8 @@ def test_parity_is_judged_seed_by_seed_and_at_equal_usd(monkeypatch: pytest.Monk
     assert (found["seeds"], found["usd_less_per_step"], found["steps_at_equal_usd"]) == (2, 0.5, [96, 48])
     assert found["batch_reward_more"] == pytest.approx([0.0] * 3)
     assert found["batch_reward_more_at_equal_usd"] == pytest.approx([0.5] * 3)
+    # Half of 0.5 and of 0.4: 0.35 and 0.5 more.
+    assert found["held_out_more_at_equal_usd"][0] == pytest.approx(0.425)
 
 
 def test_the_steps_of_parity_cost_what_the_papers_systems_cost(monkeypatch: pytest.MonkeyPatch) -> None:

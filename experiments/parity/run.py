@@ -205,6 +205,7 @@ def _against(mode: str, rows: Sequence[Mapping[str, Any]], priced: Mapping[str, 
         "batch_reward_more": mean_ci([late_reward(row, STEPS) - late_reward(sync, STEPS) for row, sync in pairs]),
         "equal_usd": usd,
         "steps_at_equal_usd": [steps, sync_steps],
+        "held_out_more_at_equal_usd": mean_ci([between(row, steps) - between(sync, sync_steps) for row, sync in pairs]),
         "batch_reward_more_at_equal_usd": mean_ci(
             [late_reward(row, steps) - late_reward(sync, sync_steps) for row, sync in pairs]
         ),
@@ -215,6 +216,15 @@ def _against(mode: str, rows: Sequence[Mapping[str, Any]], priced: Mapping[str, 
 def curve(row: Mapping[str, Any]) -> dict[int, float]:
     """Version → accuracy on held-out sums, version 0 included."""
     return {0: row["held_out_first"], **{version: reward for version, reward, _ in row["held_out"]}}
+
+
+def between(row: Mapping[str, Any], step: float) -> float:
+    """Accuracy on held-out sums at a step, on the line from one evaluation to the next."""
+    found = curve(row)
+    before = max(version for version in found if version <= step)
+    after = min((version for version in found if version > step), default=before)
+    share = (step - before) / (after - before) if after > before else 0.0
+    return found[before] + share * (found[after] - found[before])
 
 
 def over_the_run(row: Mapping[str, Any], other: Mapping[str, Any]) -> float:
